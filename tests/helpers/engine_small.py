@@ -111,7 +111,7 @@ class SmallModels:
 def _model(kind: str, fields: Mapping[str, Any]) -> Any:
     torch.manual_seed(0)
     if kind != "vaultgemma":
-        return small_model(kind, **{**FIELDS[kind], **fields})
+        return small_model(kind, **{**FIELDS.get(kind, {}), **fields})
     config = AutoConfig.for_model(kind, **{**SIZES, **FIELDS[kind], **fields})
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
 

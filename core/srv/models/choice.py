@@ -99,7 +99,7 @@ def choose_layers(facts: ModelFacts, options: LayerOptions = LayerOptions()) -> 
     if tree is None and method is not None and (method.online or method.schemes is None):
         raise _of_native_layers_alone(facts, method, fallback, model_impl, online_quantization)
     if tree is not None and method is not None:
-        check_rules(facts, tree, method, ranks)
+        check_rules(facts, tree, method)
     if tree is not None and dequantized is not None:
         check_dequantized(facts, tree, dequantized)
     moe = None if tree is None else derive.find(tree, MoE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,7 +13,7 @@ from srv.dist.mesh import Axis, Mesh
 from srv.models.blueprint import (
     MLP,
     Attention,
-    Decoder,
+    DividedSize,
     Embedding,
     Experts,
     Linear,
@@ -22,7 +21,6 @@ from srv.models.blueprint import (
     OpUse,
     Output,
     Part,
-    Recurrent,
     Stack,
     alike,
     below,
@@ -74,23 +72,6 @@ class ExpertMatrices(NamedTuple):
     sizes: Mapping[str, int]
     activation: ExpertActivation
     bias: bool = False
-
-
-class DividedSizes(NamedTuple):
-    """The sizes of a model that are divided among ranks. `other_kv_heads`: of layers that have more or fewer.
-
-    `intermediate`: of MLPs; 0 if there are none. `expert_inner`, `experts`: the intermediate size of an expert, and how
-    many a layer has; 0 without.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    other_kv_heads: tuple[int, ...] = ()
-    expert_inner: int = 0
-    experts: int = 0
 
 
 class ModelOps(NamedTuple):
@@ -155,25 +136,15 @@ def head_sizes(tree: Part) -> dict[str, int]:
     return {} if first is None else {"heads": first.heads, "kv_heads": first.kv_heads, "head_dim": first.head_dim}
 
 
-def divided(tree: Part) -> DividedSizes | None:
-    """The sizes that are divided among ranks; None if the layers cannot be sharded."""
+def divided(tree: Part) -> tuple[DividedSize, ...] | None:
+    """The sizes that are divided among ranks, those of layers first; None if the layers cannot be sharded."""
     parts = distinct(tree)
-    attention = [part for part in parts if isinstance(part, Attention | Latent)]
-    if not attention or any(isinstance(part, Recurrent) or not _is_divisible(part) for part in parts):
+    mixers = [part for part in parts if isinstance(part, Mixer)]
+    if not mixers or not all(part.is_divided for part in mixers):
         return None
-    experts = [part for part in parts if isinstance(part, Experts)]
-    inner = math.gcd(*(part.inner for part in parts if isinstance(part, MLP)))
-    mixture = math.gcd(*(part.inner for part in experts)), math.gcd(*(part.count for part in experts))
-    first, vocab = attention[0], math.gcd(*(part.rows for part in parts if isinstance(part, Embedding)))
-    if isinstance(first, Latent):  # one compressed vector for all heads, which every rank stores
-        return DividedSizes(first.heads, 1, first.dims.value_dim, inner, vocab, (), *mixture)
-    others = {part.kv_heads for part in attention if isinstance(part, Attention)} - {first.kv_heads}
-    sizes = first.heads, first.kv_heads, first.head_dim, inner, vocab
-    return DividedSizes(*sizes, tuple(sorted(others)), *mixture)
-
-
-def _is_divisible(part: Part) -> bool:
-    return part.divisible if isinstance(part, Decoder) else not isinstance(part, Attention) or part.is_divisible
+    sizes = [size for part in parts if not isinstance(part, Embedding) for size in part.divided_sizes()]
+    rows = [size for part in parts if isinstance(part, Embedding) for size in part.divided_sizes()]
+    return tuple(dict.fromkeys((*sizes, *rows)))
 
 
 def ops(tree: Part, dtype: str) -> tuple[OpUse, ...]:

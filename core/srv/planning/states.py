@@ -15,7 +15,9 @@ import msgspec
 from srv.args.backend_groups import unserved_states, why_not_native
 from srv.args.config import Config
 from srv.args.statement import amount_text
+from srv.dist.mesh import mesh_of
 from srv.errors import Rejection
+from srv.models.facts.sharding import rank_facts
 from srv.specs import ModelFacts, Recurrent, StateTensor
 
 CONVOLUTION = "conv"  # the state that keeps inputs, in the dtype of the model
@@ -31,14 +33,15 @@ class StateSlots(NamedTuple):
 
 
 def state_specs(config: Config, model: ModelFacts) -> tuple[Recurrent, ...]:
-    """The recurrent cache groups, with the dtypes in which the server keeps their states."""
+    """The recurrent cache groups of one rank, with the dtypes in which the server keeps their states."""
     dtypes = {CONVOLUTION: config.model.dtype}
     own = config.memory.mamba_ssm_dtype
 
     def kept(state: StateTensor) -> StateTensor:
         return msgspec.structs.replace(state, dtype=dtypes.get(state.name, own))
 
-    groups = [group for group in model.cache_groups if isinstance(group, Recurrent)]
+    own_groups = rank_facts(model, mesh_of(config.get).width("heads")).cache_groups
+    groups = [group for group in own_groups if isinstance(group, Recurrent)]
     return tuple(msgspec.structs.replace(group, states=tuple(map(kept, group.states))) for group in groups)
 
 

@@ -89,6 +89,11 @@ class Scheme(ABC):
         """What stays together on a rank of several; a clause if layers of this scheme cannot be sharded."""
         return "weights of this scheme cannot be sharded yet"
 
+    @property
+    def expert_units(self) -> Units | str:
+        """Likewise, of experts."""
+        return self.units
+
     @abstractmethod
     def tensors(self, matrix: Matrix) -> tuple[HeldTensor, ...]:
         """Those of a matrix, without biases. First those of `OpLayer.weight_tensors`, in their order."""
@@ -213,10 +218,15 @@ class Blocks(Scheme):
         return "linear_gguf"
 
     @property
-    def units(self) -> Units | str:
-        if self.ordered:
-            return "weights whose inputs have an order of their own (desc_act) cannot be sharded yet"
+    def units(self) -> Units:
         return Units(inputs=math.lcm(*(TYPES_BY_NAME[kind].elements for kind in self.types)))
+
+    @property
+    def expert_units(self) -> Units | str:
+        """The order of a down projection is that of the rows of all inner units before it."""
+        if self.ordered:
+            return "experts whose inputs have an order of their own (desc_act) cannot be divided as they are"
+        return self.units
 
     @property
     def type(self) -> str:

@@ -160,6 +160,23 @@ def test_an_encoder_has_no_pool_and_takes_prompts_whole(tmp_path: Path) -> None:
         assert refused.error[0] == "context_length_exceeded"
 
 
+@pytest.mark.slow
+@every("name", ["modernbert", "mpnet classifier"])
+def test_two_ranks_divide_an_encoder(name: str, tmp_path: Path) -> None:
+    """Fused projections, biases of distances and heads: the vectors of one rank, with about half of the weights."""
+    pooled_model(name, tmp_path, num_attention_heads=4, vocab_size=96)
+    specs = [
+        pooled(str(number), each, Pooling.CLS if name.endswith("classifier") else Pooling.MEAN)
+        for number, each in enumerate(PROMPTS)
+    ]
+    with engine(tmp_path, "--is-embedding") as one, engine(tmp_path, "--is-embedding", "--tp-size", "2") as two:
+        for alone, together in zip(one.generate(specs), two.generate(specs), strict=True):
+            close(vector(together), vector(alone))
+        (whole,), parts = one.executor.measure(), two.executor.measure()
+        assert all(part.weight_bytes < 0.6 * whole.weight_bytes for part in parts)
+        assert two.context.kernels.differences(two.ready.kernels) == {}
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -167,7 +184,7 @@ def test_an_encoder_has_no_pool_and_takes_prompts_whole(tmp_path: Path) -> None:
         (("--attention-backend", "native"), "it does not support attention to later tokens"),
         (("--speculative-algorithm", "NGRAM"), "generates no text that could be drafted"),
         (("--context-length", "65"), "65"),
-        (("--tp-size", "2"), "the layers of BertModel cannot be sharded"),
+        (("--tp-size", "3"), "its 2 attention heads are not a multiple of 3"),
         (("--score-template", "qwen3_reranker"), "generates no text that could answer yes or no"),
     ],
 )

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from e2e_support import gone, wait_until
 from engine_small import Small, engine, make_small, message, messages, prompted
@@ -21,6 +22,8 @@ from every import every
 from fp8_weights import FORMS, write_fp8
 from model_cells import minimax_m2
 from models_small import small_model
+from small_configurations import configurations, for_two_ranks
+from stored_orders import made as stored_model
 from stored_orders import stored_form, write_stored
 
 from srv.commands import Answer, StartProfile, StopProfile
@@ -32,9 +35,10 @@ from srv.executor.spec import encode, engine_spec
 from srv.io.channel import SocketDirectory
 from srv.models.locate import demo_model
 from srv.planning.resolution import resolve_launch
+from srv.planning.states import bytes_per_slot
 from srv.sched.late import LateInputMaker, LateInputs, LateRow
 from srv.testing.engine import CheckedEngine, LocalEngine, user_input
-from srv.types import RequestSpec, SamplingParams
+from srv.types import Pooling, PoolingParams, RequestSpec, SamplingParams
 from srv_matrix.pytest_plugin import covers
 
 LIMIT_S = 60.0  # for the end of an engine that has lost a rank: a hang, not the speed of this machine
@@ -166,6 +170,99 @@ def test_greedy_tokens_of_random_models(kind: str, ranks: int, tmp_path: Path) -
     small = make_small(kind, tmp_path, **SIZES)
     with engine(small, page=16, tp_size=ranks) as made:
         assert [each.tokens for each in made.generate(messages(small.prompts))] == small.tokens
+
+
+HYBRID: dict[str, Any] = {"vocab_size": 100, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+DELTA = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_experts": 4, "num_experts_per_tok": 2}
+DELTA |= {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "head_dim": 16}
+
+
+@pytest.mark.slow
+@every(
+    ("kind", "ranks", "fields"),
+    [
+        ("qwen3_next", 4, DELTA),
+        ("granitemoehybrid", 2, {"mamba_n_heads": 16, "mamba_d_head": 8, "mamba_n_groups": 1}),
+        ("jamba", 2, {"num_experts": 4, "mamba_dt_rank": 4}),
+    ],
+)
+def test_ranks_divide_recurrent_states(kind: str, ranks: int, fields: dict[str, Any], tmp_path: Path) -> None:
+    """Prompts are continued from states of cached prefixes, too. A slot has the states of a rank's heads alone."""
+    small = make_small(kind, tmp_path, **HYBRID, **fields)
+    longer = [message("longer", [*small.prompts[-1], *small.tokens[-1][:6]])]
+    found = []
+    for count in (1, ranks):
+        with engine(small, page=4, tp_size=count, max_mamba_cache_size=32) as made:
+            assert [each.tokens for each in made.generate(messages(small.prompts))] == small.tokens
+            (again,) = made.generate(longer)
+            assert again.cached_tokens > 0
+            assert made.context.kernels.differences(made.ready.kernels) == {}
+            found.append((again.tokens, made.executor.measure()[0].weight_bytes, slot_bytes(made)))
+    (tokens, whole, slot), (of_ranks, part, own) = found
+    assert of_ranks == tokens
+    assert part < whole * 0.75
+    copied = kind == "granitemoehybrid"  # one group of b and c
+    assert slot < own * ranks if copied else slot == own * ranks
+
+
+def slot_bytes(made: LocalEngine) -> int:
+    return bytes_per_slot(made.context.resolved.config, made.context.model)
+
+
+@pytest.mark.slow
+@every(
+    ("kind", "form"),
+    [("v3", "fp8, blocks"), ("phi3", "compressed-tensors, channel")],
+)
+def test_greedy_tokens_of_weights_in_another_order(kind: str, form: str, tmp_path: Path) -> None:
+    """Experts in blocks, fused projections, and queries whose rotary rows change places. (Kernels for packed integers
+    round inputs to 8 bits, those of each rank by themselves.)
+    """
+    fields = {"vocab_size": 100, "intermediate_size": 128, "hidden_size": 128}
+    own = {"moe_intermediate_size": 128} if kind == "v3" else {}
+    model = write_stored(tmp_path, stored_model(kind, **fields, **own), stored_form(form))
+    small, found = prompted(model, tmp_path), []
+    for ranks in (1, 2):
+        with engine(small, page=16, tp_size=ranks) as made:
+            results = made.generate(messages(small.prompts))
+            found.append(([each.tokens for each in results], made.executor.measure()[0].weight_bytes))
+            assert made.context.kernels.differences(made.ready.kernels) == {}
+    (tokens, whole), (of_ranks, part) = found
+    assert of_ranks == tokens
+    assert part < whole * 0.75
+
+
+@pytest.mark.proof(minutes=25)
+@every("name", list(configurations()))
+def test_every_class_on_two_ranks(name: str, tmp_path: Path) -> None:
+    """Greedy tokens of random weights, or vectors, are those of one rank."""
+    fields = {**for_two_ranks(configurations()[name]), "architectures": [name]}
+    (tmp_path / "config.json").write_text(json.dumps(fields, default=str))
+    prompts = [tuple(range(5 + number, 12 + number * 9)) for number in range(4)]
+    found, memory = [], []
+    for ranks in (1, 2):
+        flags = [*flags_of_random(tmp_path), "--tp-size", str(ranks)]
+        with CheckedEngine.launch(flags) as made:
+            params: Any = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+            if not made.context.model.generates:
+                params = PoolingParams(pooling=Pooling.LAST)
+            results = made.generate([RequestSpec(str(i), each, params) for i, each in enumerate(prompts)])
+            found.append([(each.error, each.tokens, each.vectors) for each in results])
+            memory.append(made.executor.measure()[0].weight_bytes)
+            assert made.context.kernels.differences(made.ready.kernels) == {}
+    for (fault, tokens, vectors), (other, of_ranks, parts) in zip(*found, strict=True):
+        assert (fault, other, of_ranks) == (None, None, tokens)
+        if vectors:
+            np.testing.assert_allclose(
+                np.frombuffer(parts, dtype="<f4"), np.frombuffer(vectors, dtype="<f4"), atol=1e-4, rtol=1e-3
+            )
+    assert memory[1] < memory[0] * 0.75
+
+
+def flags_of_random(folder: Path) -> list[str]:
+    options = ["--device", "cpu", "--model-path", str(folder), "--dtype", "float32", "--load-format", "dummy"]
+    limits = ["--context-length", "64", "--max-running-requests", "4", "--disable-graphs"]
+    return [*options, *limits, "--random-seed", "3"]
 
 
 @pytest.mark.slow

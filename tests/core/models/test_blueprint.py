@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import bfloat16_models
-import indexed_small
-import pooled_models
-import published_small
 import pytest
-import reference_models
 import torch
 from every import every
-from model_cells import SHAPE
-from models_small import HOST, SIZES, reference_ops
-from transformers import CONFIG_MAPPING, AutoConfig
+from models_small import HOST, reference_ops
+from small_configurations import configurations, for_two_ranks
 
 from srv.dist.group import RankGroup
+from srv.dist.mesh import Mesh
 from srv.errors import InternalError
 from srv.models import blueprint, derive
 from srv.models.blueprint import Experts, Factors, Linear, Norm, Output, Part, alike, below, walk
 from srv.models.build import load_layers
+from srv.models.facts.sharding import Divisions
 from srv.models.families.registry import built_in_native_names
 from srv.models.families.trees import native_tree
 from srv.models.layers.context import BuildContext
@@ -35,34 +30,6 @@ from srv.models.modules.attention import Attention
 from srv.models.modules.decoder import Decoder
 
 BERT = {"vocab_size": 100, "hidden_size": 12, "intermediate_size": 20, "num_attention_heads": 3, "num_labels": 5}
-ATTENDING = {"BambaForCausalLM": {"attn_layer_indices": [1]}, "GraniteMoeHybridForCausalLM": {"layer_types": None}}
-INDEXED = {
-    "v32": "DeepseekV32ForCausalLM",
-    "glm": "GlmMoeDsaForCausalLM",
-    "axk2": "AXK2ForCausalLM",
-    "hy": "HYV4ForCausalLM",
-}
-
-
-@functools.cache
-def configurations() -> dict[str, dict[str, Any]]:
-    """The fields of a small model of every class with native layers."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, model in bfloat16_models.MODELS.items():
-        fields = {**SIZES, **SHAPE, **model.fields, **ATTENDING.get(name, {})}
-        if name == "GraniteMoeHybridForCausalLM":
-            fields["layer_types"] = ["mamba", "attention", "mamba"][: fields["num_hidden_layers"]]
-        if model.kind in reference_models.FAMILIES:
-            found[name] = reference_models.fields_of(model.kind, fields)
-            continue
-        if isinstance(getattr(CONFIG_MAPPING[model.kind], "head_dim", None), property):
-            del fields["head_dim"]
-        found[name] = AutoConfig.for_model(model.kind, **fields).to_dict()
-    for kind, name in INDEXED.items():
-        found[name] = indexed_small.MODELS[kind]().to_dict()
-    for model_class, config, fields in pooled_models.MODELS.values():
-        found.setdefault(model_class.__name__, config(**fields).to_dict())
-    return found | {name: model.config for name, model in published_small.MODELS.items()}
 
 
 def native(name: str) -> Part:
@@ -105,18 +72,17 @@ def test_every_class_with_native_layers_has_a_small_model_here() -> None:
 
 
 def test_the_first_of_two_ranks_has_the_weights_that_its_blueprint_names() -> None:
-    seen = 0
+    """Of every class: none is on one rank whatever its sizes are."""
     for name, fields in configurations().items():
-        tree = native_tree(name, {**fields, "vocab_size": 96})
+        tree = native_tree(name, for_two_ranks(fields))
         sizes = derive.divided(tree)
-        if sizes is None or any(size % 2 for size in (sizes.heads, sizes.intermediate, sizes.vocab)):
-            continue
+        assert sizes is not None, name
+        assert Divisions(sizes).obstacles(Mesh(2)) == [], name
         part, group = tree.of_rank(2), RankGroup(rank=0, size=2)
         model = load_layers(name)(tree, LayerFactory(BuildContext(HOST, torch.float32, reference_ops(), group)), 64)
         views = {each: tuple(view.shape) for each, view in model.weight_views().items()}
         assert shapes(part) == views, name
-        seen += 1
-    assert seen > 20
+        assert derive.attention_layers(part) == model.attention_layers, name
 
 
 def test_layers_that_are_alike_are_one_object() -> None:

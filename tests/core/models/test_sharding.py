@@ -68,6 +68,8 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
         lambda path: saved_random(path, "olmoe", pad_token_id=0, num_experts=4, clip_qkv=2.0, head_dim=8),
         {},
     ),
+    "norms of each head": (lambda path: saved_random(path, "cohere", use_qk_norm=True, pad_token_id=0), {}),
+    "norms of each head in parts": (lambda path: saved_random(path, "stablelm", qk_layernorm=True, head_dim=8), {}),
     "random weights": (lambda path: folder(path, "llama"), {"load_format": "dummy", "seed": 3}),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,8 +101,8 @@ class Halves(Scheme):
 
 
 class HalvesLayers(SchemeLayers):
-    def other_linear(self, scheme: Scheme, output_sizes: Mapping[str, int], inputs: int, bias: bool) -> Projection:
-        return LayerFactory(replace(self.context, dtype=torch.float16)).linear(output_sizes, inputs, bias)
+    def other_linear(self, scheme: Scheme, local: LocalSizes, bias: bool) -> Projection:
+        return LayerFactory(replace(self.context, dtype=torch.float16)).linear(local.output_sizes, local.inputs, bias)
 
 
 def test_a_factory_adds_the_layers_of_a_scheme_of_its_own() -> None:

@@ -10,22 +10,25 @@ import pytest
 import torch
 from every import every
 from fp8_weights import FORMS, write_fp8
+from gguf_cases import served_logits
 from model_cells import minimax_m2
-from models_small import built, expected_logits, our_logits, small_model, tokens_of
+from models_small import built, expected_logits, small_model, tokens_of
 from modelslim_weights import everything, quantize
 from mxfp4_weights import write_gpt_oss
+from nvfp4_weights import write as write_nvfp4
 from quantized_cells import METHODS, write_quantized
 from stored_orders import made, stored_form, write_stored
 from thread_ranks import on_ranks
-from torch import Tensor
 
 from srv.dist.group import RankGroup
 from srv.dist.mesh import Mesh
 from srv.errors import ModelError
 from srv.models.base import CausalLM
-from srv.models.checkpoints.slices import Slice
-from srv.models.facts.sharding import divisions
+from srv.models.checkpoints.matching import cut
+from srv.models.facts.sharding import Divisions, divisions, rank_facts
 from srv.models.read import read_facts
+from srv.planning.plan import make_plan
+from srv.testing.engine import user_input
 
 # Eight query heads; two KV heads, so that four ranks hold copies. Whole blocks of 64 columns on each of four ranks.
 SIZES: dict[str, Any] = {
@@ -61,6 +64,33 @@ def fp8_of_minimax_m2(path: Path) -> Any:
     return write_fp8(path, FORMS["fp8, blocks"], made=minimax_m2(**SIZES))
 
 
+def in_order(kind: str, form: str, ignore: str = "", **fields: Any) -> Callable[[Path], Any]:
+    """Matrices that are fused, or rows that the layers have in another order."""
+    own = {} if kind in ("phi3", "glm4", "gpt2") else {"moe_intermediate_size": 256}
+    sizes = {"vocab_size": 96, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, **own, **fields}
+    return lambda path: write_stored(path, made(kind, **sizes), stored_form(form), ignore=ignore)
+
+
+def of_llama(form: str) -> Callable[[Path], Any]:
+    return lambda path: write_stored(path, small_model("llama", **SIZES), stored_form(form))
+
+
+def nvfp4(kind: str, **fields: Any) -> Callable[[Path], Any]:
+    def write(path: Path) -> Any:
+        model = small_model(kind, **SIZES, **fields)
+        write_nvfp4(path, model)
+        return model
+
+    return write
+
+
+def mxfp4(path: Path) -> Any:
+    return write_gpt_oss(path, vocab_size=96, num_attention_heads=4, num_key_value_heads=2, intermediate_size=128)
+
+
+KIMI = r"self_attn|shared_experts|layers\.0\.mlp\.(gate|up|down)_proj"  # what Kimi K2 leaves as it is
+
+
 def unquantized(path: Path) -> Any:
     model = small_model("llama", **SIZES)
     model.save_pretrained(path)
@@ -74,16 +104,22 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "fp8, blocks": (fp8("fp8, blocks", **BIASES), {}),
     "fp8, blocks of experts": (fp8("fp8, blocks", kind="qwen3_moe"), {}),
     "fp8, blocks of experts, norms over all heads": (fp8_of_minimax_m2, {}),
+    "fused, by channel": (in_order("phi3", "compressed-tensors, channel"), {}),
+    "fused, packed": (in_order("phi3", "awq", head_dim=32), {}),
+    "rows in another order, fp8": (in_order("glm4", "fp8, static", head_dim=32), {}),
+    "latent attention, fp8 blocks": (in_order("v3", "fp8, blocks"), {}),
+    "latent attention, packed": (in_order("v3", "awq"), {}),
+    "latent attention, packed experts": (in_order("v2-lite", "compressed-tensors", KIMI), {}),
+    "inputs in another order": (of_llama("gptq in another order"), {}),
+    "experts in one tensor, gates in turn": (mxfp4, {}),
+    "nvfp4": (nvfp4("llama", **BIASES), {}),
+    "nvfp4 of experts": (nvfp4("qwen3_moe"), {}),
     "int8 at load": (unquantized, {"online_quantization": "int8wo"}),
     "int8 with inputs at load": (unquantized, {"online_quantization": "int8dq"}),
     "fp8 at load": (unquantized, {"online_quantization": "fp8wo"}),
 }
 # Kernels that round inputs to 8 bits round those of each rank with a scale of their own.
 ROUNDED = ("modelslim", "w8a8_int8", "int8 with inputs")
-
-
-def part_of(whole: Tensor, part: Slice | None) -> Tensor:
-    return whole if part is None else whole.narrow(part.axis, part.begin, part.end - part.begin)
 
 
 def on_all(path: Path, ranks: int, run: Callable[[CausalLM], Any], options: dict[str, Any]) -> list[Any]:
@@ -97,14 +133,20 @@ def test_ranks_hold_parts_and_compute_the_same(case: str, tmp_path: Path) -> Non
     folder.mkdir()
     model = make(folder)
     options = {"dequantize": False, **more}
-    one, tokens = built(folder, **options), tokens_of(model, 12)
-    views, logits = one.weight_views(), our_logits(one, tokens)
+    one, tokens, facts = built(folder, **options), tokens_of(model, 12), read_facts(folder)
+    views, logits = one.weight_views(), served_logits(one, facts, tokens)
+    sizes = divisions(facts, in_blocks=True)
+    assert isinstance(sizes, Divisions)
     for ranks in (2, 4):
-        parts = on_all(folder, ranks, lambda part: (part, our_logits(part, tokens)), options)
+        if sizes.obstacles(Mesh(ranks)):
+            assert ranks == 4
+            continue
+        own = rank_facts(facts, ranks)
+        parts = on_all(folder, ranks, lambda part, own=own: (part, served_logits(part, own, tokens)), options)
         for part, found in parts:
-            slices, own = part.weight_slices(), part.weight_views()
-            assert own.keys() == views.keys()
-            different = [name for name in own if not torch.equal(own[name], part_of(views[name], slices.get(name)))]
+            slices, held = part.weight_slices(), part.weight_views()
+            assert held.keys() == views.keys()
+            different = [name for name in held if not torch.equal(held[name], cut(views[name], slices.get(name)))]
             assert different == []
             assert torch.equal(found, parts[0][1]), "ranks sample from different logits"
         if case.startswith(ROUNDED):
@@ -143,22 +185,17 @@ def test_blocks_are_not_split(form: str, fields: dict[str, Any], ranks: int, obs
     assert any(obstacle in clause for clause in found) if obstacle else found == []
 
 
-@every(
-    ("kind", "form", "obstacle"),
-    [
-        ("phi3", "compressed-tensors, channel", "in another order than the layers cannot be sharded yet"),
-        ("llama", "gptq in another order", "whose inputs have an order of their own (desc_act) cannot be sharded yet"),
-    ],
-)
-def test_orders_stay_on_one_rank(kind: str, form: str, obstacle: str, tmp_path: Path) -> None:
-    folder = tmp_path / kind
-    folder.mkdir()
-    write_stored(folder, small_model(kind, **SIZES) if kind == "llama" else made(kind), stored_form(form))
-    assert obstacle in str(divisions(read_facts(folder), in_blocks=True))
+ORDERED = "experts whose inputs have an order of their own (desc_act) cannot be divided as they are"
+
+
+def test_experts_with_inputs_in_another_order_stay_on_one_rank(tmp_path: Path) -> None:
+    """Unless they are dequantized, as the refusal says."""
+    write_stored(tmp_path, small_model("qwen3_moe", **SIZES), stored_form("gptq in another order"))
+    assert divisions(read_facts(tmp_path), in_blocks=True) == ORDERED
     with pytest.raises(ModelError, match="cannot be sharded"):
-        built(folder, group=RankGroup(size=2), dequantize=False)
-
-
-def test_experts_in_one_tensor_with_gates_in_turn_stay_on_one_rank(tmp_path: Path) -> None:
-    write_gpt_oss(tmp_path)
-    assert "in another order than the layers cannot be sharded" in str(divisions(read_facts(tmp_path), in_blocks=True))
+        built(tmp_path, group=RankGroup(size=2), dequantize=False)
+    user = ["--device", "cpu:avx512", "--model-path", str(tmp_path), "--tp-size", "2"]
+    (refused,) = make_plan(user_input(user)).refusals
+    assert (refused.code, refused.reason) == ("not_divisible", ORDERED)
+    assert refused.remedy.startswith("Set --dequantize-weights")
+    assert make_plan(user_input([*user, "--dequantize-weights"])).refusals == ()

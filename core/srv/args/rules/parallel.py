@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from srv.args.rules.reserve import RESERVED_MEMORY
-from srv.dist.mesh import all_ranks, mesh_of
+from srv.dist.mesh import Mesh, all_ranks, mesh_of
 from srv.dist.placing import device_index
-from srv.models.facts.sharding import divisions
+from srv.models.facts.sharding import Divisions, divisions
 from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
+from srv.quantization.registry import method_of
 
 _GIB = 2**30
+_READ_OF_MODEL = ("model_impl", "dequantize_weights", "ep_size")
 
 
 def _machines_divide(context: ResolutionContext) -> str | None:
@@ -23,19 +25,53 @@ def _rank_exists(context: ResolutionContext) -> str | None:
     return None if rank < machines else f"with {machines} machines (nnodes) it must be between 0 and {machines - 1}"
 
 
-def _model_divides(context: ResolutionContext) -> str | None:
-    """Whether the model can be sharded over `tp_size` ranks."""
-    mesh, model = mesh_of(context.__getitem__), context.model
-    if mesh.tensor == 1 or model is None:
+def _mesh(context: ResolutionContext) -> Mesh:
+    return mesh_of(context.__getitem__)
+
+
+def _divisions(context: ResolutionContext) -> Divisions | str | None:
+    """What the model says of several ranks; None if there is only one, or no model."""
+    if _mesh(context).tensor == 1 or context.model is None:
         return None
     if context["model_impl"] == "transformers":
         return "the layers of transformers cannot be sharded, only native ones (model_impl is transformers)"
-    sizes = divisions(model, in_blocks=not context["dequantize_weights"])
-    if isinstance(sizes, str):
-        return sizes
-    if not (obstacles := sizes.obstacles(mesh)):
+    return divisions(context.model, in_blocks=not context["dequantize_weights"])
+
+
+def _model_divides(context: ResolutionContext) -> str | None:
+    """Whether a model that can be sharded can be over `tp_size` ranks."""
+    sizes = _divisions(context)
+    return _obstacles(sizes, context) if isinstance(sizes, Divisions) and len(sizes.legal_ranks()) > 1 else None
+
+
+def _obstacles(sizes: Divisions, context: ResolutionContext) -> str | None:
+    if not (obstacles := sizes.obstacles(_mesh(context))):
         return None
     return f"{'; '.join(obstacles)} (this model allows {', '.join(map(str, sizes.legal_ranks()))})"
+
+
+def _model_divides_dequantized(context: ResolutionContext) -> str | None:
+    """Why the model cannot be sharded with its weights as they are, if it can be with dequantized ones."""
+    sizes = _divisions(context)
+    return sizes if isinstance(sizes, str) and _dequantized_divides(context) else None
+
+
+def _model_never_divides(context: ResolutionContext) -> str | None:
+    """Why no number of ranks is possible but one."""
+    sizes = _divisions(context)
+    if isinstance(sizes, str):
+        return None if _dequantized_divides(context) else sizes
+    return _obstacles(sizes, context) if sizes is not None and len(sizes.legal_ranks()) == 1 else None
+
+
+def _dequantized_divides(context: ResolutionContext) -> bool:
+    """Whether as many ranks can share the weights once the loader has dequantized them."""
+    model = context.model
+    method = None if model is None or context["model_impl"] == "transformers" else method_of(model)
+    if model is None or method is None or not method.dequantizable or context["dequantize_weights"]:
+        return False
+    sizes = divisions(model, in_blocks=False)
+    return isinstance(sizes, Divisions) and not sizes.obstacles(_mesh(context))
 
 
 def _enough_devices(context: ResolutionContext) -> str | None:
@@ -165,8 +201,16 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "not_divisible",
         _model_divides,
         "Choose a number of ranks that the model allows, or leave it at 1.",
-        reads=("model_impl", "dequantize_weights", "ep_size"),
+        reads=_READ_OF_MODEL,
     ),
+    Constraint(
+        "tp_size",
+        "not_divisible",
+        _model_divides_dequantized,
+        "Set --dequantize-weights (the weights then take the model's dtype), or leave it at 1.",
+        reads=_READ_OF_MODEL,
+    ),
+    Constraint("tp_size", "not_divisible", _model_never_divides, "Leave it at 1.", reads=_READ_OF_MODEL),
     Constraint(
         "nnodes",
         "not_divisible",

@@ -17,7 +17,7 @@ Names are those that layers have for the weights; what checkpoints call them is 
 know their layer's number, so that layers which are alike are one object.
 
 What several ranks divide says so: `Linear.split`, `Tensors.divided`, the heads of attention and of `JointNorm`,
-experts' sizes.
+experts' sizes. `Part.divided_sizes` says which sizes must allow it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 from srv import specs
+from srv.dist.mesh import Axis
+from srv.models.checkpoints.slices import Section, Sections, size_of_rank
 from srv.models.layers.moe_config import DOWN, SPARSE_MIXER, ExpertActivation, Routing, first_projections
 from srv.models.layers.rope_config import RopeConfig
 from srv.specs import AttentionLayer, CacheSpec, FullAttention, SlidingWindow, StateTensor
@@ -42,6 +44,7 @@ JOINT_NORM = "joint_rms_norm"
 SILU, GELU, ROUTE = "silu_and_mul", "gelu_tanh_and_mul", "route_experts"
 TORCH = "torch's operator"
 WIDE = "float32"
+INTERMEDIATE = "units of intermediate size"
 _FLOAT32 = 4  # bytes
 
 # "..._gated": the product of an activation of one half, the gate, and the other one.
@@ -49,7 +52,7 @@ Activation: TypeAlias = Literal[
     "silu_gated", "gelu_tanh_gated", "gelu_gated", "gelu", "gelu_tanh", "relu", "tanh", "relu2", "xielu"
 ]
 GATED: tuple[Activation, ...] = ("silu_gated", "gelu_tanh_gated", "gelu_gated")
-Split: TypeAlias = Literal["out", "in"]
+Split: TypeAlias = Literal["out", "in", "sum"]
 Order: TypeAlias = Literal["sequence", "parallel", "normed_residual", "streams", "altup", "scaled"]
 
 
@@ -104,6 +107,19 @@ class OpUse(NamedTuple):
     always_own: bool = False
 
 
+class DividedSize(NamedTuple):
+    """A number of things, such as heads, that are divided among ranks. `name`: of them, in the plural.
+
+    `along`: the axis of a mesh whose ranks divide them. `copied`: where there are fewer than ranks, several ranks have
+    copies.
+    """
+
+    name: str
+    size: int
+    along: Axis = "heads"
+    copied: bool = False
+
+
 @dataclass(frozen=True)
 class Part:
     """A part of a model. Its fields are its sizes and the parts within it; a tuple of parts is numbered from 0.
@@ -154,6 +170,10 @@ class Part:
         """
         return None
 
+    def divided_sizes(self) -> Iterator[DividedSize]:
+        """The sizes that a number of ranks must divide, if the model is divided among them."""
+        return iter(())
+
     def of_rank(self, ranks: int) -> Self:
         """What the first of `ranks` ranks has of it: of the parts within, unless a kind of part says more."""
         changes: dict[str, Any] = {}
@@ -170,8 +190,10 @@ class Part:
 class Linear(Part):
     """y = x Wᵀ + b, of one or more linear layers of a checkpoint. `outputs`: of each, by its name.
 
-    `split`: the axis that is divided among ranks, None for a copy on each. Outputs are divided in units of `unit`
-    (heads); units are copied where there are fewer than ranks. `role`: as `OpLayer.role`.
+    `split`: the axis that is divided among ranks, None for a copy on each, "sum" for a copy on each whose inputs are
+    partial sums. Outputs are divided in units of `unit` (heads); units are copied where there are fewer than ranks.
+    `sections`: those of each output, or of the inputs, if they are more than one in a matrix of a checkpoint; ()
+    otherwise. `role`: as `OpLayer.role`.
     """
 
     outputs: Mapping[str, int]
@@ -180,6 +202,7 @@ class Linear(Part):
     split: Split | None = None
     unit: int = 1
     role: str = ""
+    sections: tuple[Sections, ...] = ()
 
     def weights(self) -> Iterator[Weight]:
         for name, size in self.outputs.items():
@@ -193,11 +216,18 @@ class Linear(Part):
 
     def of_rank(self, ranks: int) -> Self:
         if self.split == "in":
-            return dataclasses.replace(self, inputs=self.inputs // ranks)
+            (sections,) = self.all_sections
+            return dataclasses.replace(self, inputs=size_of_rank(sections, ranks), sections=())
         if self.split == "out":
-            shares = {name: self.unit * max(1, size // self.unit // ranks) for name, size in self.outputs.items()}
-            return dataclasses.replace(self, outputs=shares)
+            sizes = (size_of_rank(sections, ranks) for sections in self.all_sections)
+            return dataclasses.replace(self, outputs=dict(zip(self.outputs, sizes, strict=True)), sections=())
         return self
+
+    @property
+    def all_sections(self) -> tuple[Sections, ...]:
+        """Those of each output, or of the inputs if these are divided."""
+        sizes = (self.inputs,) if self.split == "in" else self.outputs.values()
+        return self.sections or tuple((Section(size, self.unit),) for size in sizes)
 
 
 @dataclass(frozen=True)
@@ -219,7 +249,8 @@ class Output(Linear):
 
 @dataclass(frozen=True)
 class Tensors(Part):
-    """Other weights, by their names. `divided`: each rank has a part of their first axis.
+    """Other weights, by their names. `divided`: each rank has a part of their first axis, which consists of `sections`
+    in the tensors of these names.
 
     `projects`: they are the matrices of linear layers that no layer multiplies by as they are.
     """
@@ -227,6 +258,11 @@ class Tensors(Part):
     shapes: Mapping[str, tuple[int, ...]]
     divided: bool = False
     projects: bool = False
+    sections: Mapping[str, Sections] = field(default_factory=dict)
+
+    def sections_of(self, name: str) -> Sections:
+        """Those of a tensor that is divided; () of one of which each rank has a copy."""
+        return (self.sections.get(name) or (Section(self.shapes[name][0]),)) if self.divided else ()
 
     def weights(self) -> Iterator[Weight]:
         return (Weight(name, shape) for name, shape in self.shapes.items())
@@ -238,9 +274,9 @@ class Tensors(Part):
     def of_rank(self, ranks: int) -> Self:
         if not self.divided:
             return self
-        return dataclasses.replace(
-            self, shapes={name: (first // ranks, *rest) for name, (first, *rest) in self.shapes.items()}
-        )
+        sizes = {name: size_of_rank(self.sections_of(name), ranks) for name in self.shapes}
+        shapes = {name: (sizes[name], *rest) for name, (_, *rest) in self.shapes.items()}
+        return dataclasses.replace(self, shapes=shapes, sections={})
 
 
 @dataclass(frozen=True)
@@ -328,6 +364,9 @@ class Table(Part):
 class Embedding(Table):
     """The rows of tokens, of which each rank has a part."""
 
+    def divided_sizes(self) -> Iterator[DividedSize]:
+        yield DividedSize("tokens of vocabulary", self.rows, "vocabulary")
+
     def of_rank(self, ranks: int) -> Self:
         return dataclasses.replace(self, rows=self.rows // ranks)
 
@@ -343,6 +382,11 @@ class Sinusoids(Part):
 @dataclass(frozen=True)
 class Mixer(Part):
     """What mixes the tokens of a layer."""
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each of several ranks has a part of its projections, so that its result is a partial sum."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -410,14 +454,12 @@ class Attention(Mixer):
         return SlidingWindow((), self.kv_heads, self.head_dim, self.head_dim, window)
 
     @property
-    def is_divisible(self) -> bool:
-        """False if heads have norms of their own, or each rank has all projections.
+    def is_divided(self) -> bool:
+        return self.qkv.split is not None
 
-        A norm of several heads is divided if it is a `JointNorm`.
-        """
-        norm = self.q_norm
-        of_one_head = isinstance(norm, Norm) and norm.size == self.head_dim
-        return (norm is None or of_one_head or isinstance(norm, JointNorm)) and self.qkv.split is not None
+    def divided_sizes(self) -> Iterator[DividedSize]:
+        yield DividedSize("attention heads", self.heads)
+        yield DividedSize("KV heads", self.kv_heads, copied=True)
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         if self.rope is not None:
@@ -448,6 +490,9 @@ class MLP(Part):
     def inner(self) -> int:
         """The elements of a token between the projections."""
         return self.down.inputs
+
+    def divided_sizes(self) -> Iterator[DividedSize]:
+        yield DividedSize(INTERMEDIATE, self.inner, "dense")
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         if self.activation == "silu_gated":
@@ -508,6 +553,10 @@ class Experts(Part):
     def projected(self) -> int:
         return self.count * (len(first_projections(self.activation)) + 1) * self.inner * self.hidden
 
+    def divided_sizes(self) -> Iterator[DividedSize]:
+        yield DividedSize("experts", self.count, "experts")
+        yield DividedSize(f"{INTERMEDIATE} of an expert", self.inner, "slices")
+
     def of_rank(self, ranks: int) -> Self:
         return dataclasses.replace(self, inner=self.inner // ranks)
 
@@ -553,10 +602,7 @@ class MoE(Part):
 
 @dataclass(frozen=True)
 class Recurrent(Mixer):
-    """A layer that keeps states of a fixed size in place of keys and values (`srv.models.blueprint.recurrent`).
-
-    Such models are on one rank.
-    """
+    """A layer that keeps states of a fixed size in place of keys and values (`srv.models.blueprint.recurrent`)."""
 
     @property
     def convolved(self) -> tuple[int, int] | None:
@@ -568,7 +614,7 @@ class Recurrent(Mixer):
         """The shape of its state, which is float32; None without one."""
         return None
 
-    def cache(self, dtype: str) -> CacheSpec:
+    def cache(self, dtype: str) -> specs.Recurrent:
         states = [] if self.convolved is None else [StateTensor("conv", self.convolved, dtype)]
         if self.state is not None:
             states.append(StateTensor("state", self.state, WIDE))
@@ -648,8 +694,7 @@ class DecoderStack(Stack):
 @dataclass(frozen=True)
 class Decoder(Part):
     """A whole model. `output`: None if it generates no text. Logits are divided by `logits_divisor`; with a
-    `logits_soft_cap` c, they are c tanh(x / c). `head`: classifies the last token. `divisible`: False of a family whose
-    layers are on one rank, whatever they are.
+    `logits_soft_cap` c, they are c tanh(x / c). `head`: classifies the last token.
     """
 
     stack: DecoderStack
@@ -658,7 +703,6 @@ class Decoder(Part):
     head: Output | None = None
     logits_divisor: float = 1.0
     logits_soft_cap: float | None = None
-    divisible: bool = True
 
 
 def torch_op(op: str, dim: int) -> OpUse:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from srv import specs
-from srv.models.blueprint import ROTARY, Linear, Mixer, Norm, OpUse, Part, Tensors, Weight
+from srv.models.blueprint import ROTARY, DividedSize, Linear, Mixer, Norm, OpUse, Part, Tensors, Weight
 from srv.models.layers.rope_config import RopeConfig
 from srv.specs import AttentionLayer, CacheSpec, IndexDims, LatentDims
 
@@ -82,6 +82,13 @@ class Latent(Mixer):
         index_dim = 0 if self.index is None else self.index.dim
         indexed = () if self.indexer is None else (0,)  # numbered with the layer
         return specs.Latent((), self.dims.latent_dim, self.dims.rope_dim, index_dim=index_dim, indexed=indexed)
+
+    @property
+    def is_divided(self) -> bool:
+        return self.queries.split is not None
+
+    def divided_sizes(self) -> Iterator[DividedSize]:
+        yield DividedSize("attention heads", self.heads)
 
     def of_rank(self, ranks: int) -> Self:
         return dataclasses.replace(super().of_rank(ranks), heads=self.heads // ranks)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
-from srv.models.blueprint import Linear, Norm, OpUse, Part, Recurrent, Tensors, torch_op
+from srv.models.blueprint import DividedSize, JointNorm, Linear, Norm, OpUse, Part, Recurrent, Tensors, torch_op
 from srv.models.layers.delta_sizes import DeltaSizes
 from srv.models.layers.recurrent_sizes import (
     GATED_NORM,
@@ -36,6 +37,16 @@ class ShortConvolution(Recurrent):
     def ops(self, dtype: str) -> Iterator[OpUse]:
         yield _convolution(self.sizes.channels, self.sizes.width)
 
+    @property
+    def is_divided(self) -> bool:
+        return self.inputs.split is not None
+
+    def divided_sizes(self) -> Iterator[DividedSize]:
+        yield DividedSize("channels of convolutions", self.sizes.channels)
+
+    def of_rank(self, ranks: int) -> Self:
+        return dataclasses.replace(super().of_rank(ranks), sizes=self.sizes.of_rank(ranks))
+
 
 @dataclass(frozen=True)
 class DeltaNet(Recurrent):
@@ -61,6 +72,16 @@ class DeltaNet(Recurrent):
         heads = {"key_heads": sizes.key_heads, "value_heads": sizes.value_heads}
         yield _convolution(sizes.channels, sizes.width)
         yield OpUse("gated_delta_rule", {**heads, "key_dim": sizes.key_dim, "value_dim": sizes.value_dim})
+
+    @property
+    def is_divided(self) -> bool:
+        return self.inputs.split is not None
+
+    def divided_sizes(self) -> Iterator[DividedSize]:
+        yield DividedSize("key heads of linear attention", self.sizes.key_heads)
+
+    def of_rank(self, ranks: int) -> Self:
+        return dataclasses.replace(super().of_rank(ranks), sizes=self.sizes.of_rank(ranks))
 
 
 @dataclass(frozen=True)
@@ -89,6 +110,17 @@ class StateSpace(Recurrent):
         if self.sizes.norm:
             yield torch_op(GATED_NORM, scan.inner // scan.groups)
 
+    @property
+    def is_divided(self) -> bool:
+        return self.inputs.split is not None
+
+    def divided_sizes(self) -> Iterator[DividedSize]:
+        yield DividedSize("heads of state-space layers", self.sizes.scan.heads)
+        yield DividedSize("groups of state-space heads", self.sizes.scan.groups, copied=True)
+
+    def of_rank(self, ranks: int) -> Self:
+        return dataclasses.replace(super().of_rank(ranks), sizes=self.sizes.of_rank(ranks))
+
 
 @dataclass(frozen=True)
 class Lightning(Recurrent):
@@ -98,7 +130,7 @@ class Lightning(Recurrent):
 
     qkv: Linear
     gate: Linear
-    norm: Norm
+    norm: JointNorm
     output: Linear
     sizes: ScanSizes
     decay: float
@@ -109,6 +141,16 @@ class Lightning(Recurrent):
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         yield OpUse("state_space_scan", self.sizes.op_sizes)
+
+    @property
+    def is_divided(self) -> bool:
+        return self.qkv.split is not None
+
+    def divided_sizes(self) -> Iterator[DividedSize]:
+        yield DividedSize("heads of linear attention", self.sizes.heads)
+
+    def of_rank(self, ranks: int) -> Self:
+        return dataclasses.replace(super().of_rank(ranks), sizes=self.sizes.of_rank(ranks))
 
 
 @dataclass(frozen=True)
@@ -134,6 +176,16 @@ class LinearRecurrence(Recurrent):
     def ops(self, dtype: str) -> Iterator[OpUse]:
         yield _convolution(self.sizes.channels, self.sizes.width)
         yield OpUse("gated_linear_recurrence", {"channels": self.sizes.channels})
+
+    @property
+    def is_divided(self) -> bool:
+        return self.inputs.split is not None
+
+    def divided_sizes(self) -> Iterator[DividedSize]:
+        yield DividedSize("blocks of recurrent channels", self.heads)
+
+    def of_rank(self, ranks: int) -> Self:
+        return dataclasses.replace(super().of_rank(ranks), sizes=self.sizes.of_rank(ranks), heads=self.heads // ranks)
 
 
 @dataclass(frozen=True)
@@ -165,6 +217,16 @@ class SelectiveScan(Recurrent):
     def ops(self, dtype: str) -> Iterator[OpUse]:
         yield _convolution(self.sizes.channels, self.sizes.width)
         yield OpUse("selective_scan", self.sizes.op_sizes)
+
+    @property
+    def is_divided(self) -> bool:
+        return self.inputs.split is not None
+
+    def divided_sizes(self) -> Iterator[DividedSize]:
+        yield DividedSize("channels of state-space layers", self.sizes.channels)
+
+    def of_rank(self, ranks: int) -> Self:
+        return dataclasses.replace(super().of_rank(ranks), sizes=self.sizes.of_rank(ranks))
 
 
 WithStates: TypeAlias = ShortConvolution | DeltaNet | StateSpace | Lightning | LinearRecurrence | SelectiveScan

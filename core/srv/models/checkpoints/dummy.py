@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from srv.models.checkpoints.filling import NO_SLICES, Meter, Progress
+from srv.models.checkpoints.matching import cut
 from srv.models.checkpoints.slices import Slice, Slices, stored_shape
 
 STD = 0.02  # of the weights
@@ -48,17 +49,16 @@ def _fill_normal(view: Tensor, part: Slice | None, mean: float, generator: torch
     if len(whole) == 1:  # one row
         whole, view = (1, *whole), view.unsqueeze(0)
         part = None if part is None else part._replace(axis=1)
-    rows, columns = range(view.shape[0]), slice(None)
-    if part is not None and part.axis == 0:
-        rows = range(part.begin, part.end)
-    elif part is not None:
-        columns = slice(part.begin, part.end)
+    rows, columns = (part, None) if part is not None and part.axis == 0 else (None, part)
+    ranges = ((0, view.shape[0]),) if rows is None else rows.ranges
+    parts = list(zip(ranges, torch.split(view, [end - begin for begin, end in ranges]), strict=True))
     step = max(1, CHUNK // max(1, math.prod(whole[1:])))
     for start in range(0, whole[0], step):
         values = torch.empty(min(step, whole[0] - start), *whole[1:]).normal_(mean, STD, generator=generator)
-        first, last = max(start, rows.start), min(start + len(values), rows.stop)
-        if first < last:
-            view[first - rows.start : last - rows.start].copy_(values[first - start : last - start, columns])
+        for (begin, end), held in parts:
+            first, last = max(start, begin), min(start + len(values), end)
+            if first < last:
+                held[first - begin : last - begin].copy_(cut(values[first - start : last - start], columns))
 
 
 def _fill_quantized(name: str, view: Tensor, generator: torch.Generator) -> None:

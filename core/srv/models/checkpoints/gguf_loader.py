@@ -31,13 +31,15 @@ from srv.models.checkpoints.gguf_header import DOWNLOAD_AGAIN, GGUFTensor, read_
 from srv.models.checkpoints.gguf_layout import GGUFLayout, weights_by_name
 from srv.models.checkpoints.gguf_scales import finite_scales
 from srv.models.checkpoints.gguf_types import OP_TYPES
+from srv.models.checkpoints.matching import cut
 from srv.models.checkpoints.reading import MAPPED, FileBytes, Reading, for_each
 from srv.models.checkpoints.row_orders import SizedRules
-from srv.models.checkpoints.slices import Slice, Slices
+from srv.models.checkpoints.slices import Slice, Slices, stored_shape
 from srv.specs import ModelFacts
 
 _Bytes: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.uint8]]"
 
+_Matrix: TypeAlias = "numpy.ndarray[tuple[int, int], numpy.dtype[numpy.uint8]]"
 _Rows: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]"
 
 _LOGARITHM = ".A_log"  # files have the negative exponentials
@@ -67,7 +69,7 @@ def load_gguf(
     header = read_header(Path(facts.path))
     stored = weights_by_name(header, rules)
     weight_views, slices = _with_latent_parts(weight_views, slices, stored)
-    shapes = {name: _shape(tensor, weight_views.get(name)) for name, tensor in stored.items()}
+    shapes = {name: _shape(tensor, weight_views.get(name), slices.get(name)) for name, tensor in stored.items()}
     check_names(facts.path, weight_views, shapes, slices=slices)
     _check_types(facts.path, list(stored.values()))
     meter = Meter(sum(tensor.size for tensor in stored.values()), progress)
@@ -152,13 +154,13 @@ def _extent(tensor: GGUFTensor) -> int:
     return tensor.size // len(tensor.rows) * (max(tensor.rows) + 1)
 
 
-def _shape(tensor: GGUFTensor, view: Tensor | None) -> tuple[int, ...]:
-    """The shape that the model's tensor must have: of elements, or of rows of bytes.
+def _shape(tensor: GGUFTensor, view: Tensor | None, part: Slice | None) -> tuple[int, ...]:
+    """The shape that the model's whole tensor must have: of elements, or of rows of bytes. `part`: what `view` has.
 
     Files omit axes of size 1, or have them where the model does not, and divide the axis of a norm of several groups.
     """
     if view is None or view.dtype != torch.uint8:
-        shape = None if view is None else tuple(view.shape)
+        shape = None if view is None else stored_shape(view.shape, part)
         squeezed = shape is not None and _without_ones(shape) == _without_ones(tensor.shape)
         flattened = shape is not None and shape == (math.prod(tensor.shape),)
         return shape if shape is not None and (squeezed or flattened) else tensor.shape
@@ -190,24 +192,32 @@ def _fill(
     `order`: the stored row of each row of the whole model. `change`: of dequantized values, before they are rounded to
     the view's dtype. False, and the rest is not copied, if a scale is not a finite number.
     """
-    by_rows = part is not None and part.axis == 0
-    begin, total = (part.begin, part.total) if part is not None and by_rows else (0, view.shape[0])
-    columns = None if by_rows else part
-    size = tensor.size // total
+    rows_of_rank, columns = (part, None) if part is not None and part.axis == 0 else (None, part)
+    size = tensor.size // (view.shape[0] if rows_of_rank is None else rows_of_rank.total)
     whole = stored.reshape(-1, size)
+    if rows_of_rank is not None:
+        whole, order = _of_rank(rows_of_rank, whole, order)
     for start, end in _chunks(view):
         chunk = view[start:end]
-        chosen = slice(begin + start, begin + end)
-        rows = (whole[chosen] if order is None else whole[order[chosen]]).reshape(-1)
+        rows = (whole[start:end] if order is None else whole[order[start:end]]).reshape(-1)
         if not finite_scales(rows, tensor.type):
             return False
         values = torch.from_numpy(rows) if view.dtype == torch.uint8 else _dequantize(rows, tensor)
         if columns is not None:
-            values = values.view(-1, columns.total)[:, columns.begin : columns.end]
+            values = cut(values.view(-1, columns.total), columns)
         if change is not None:
             values = change(values)
         chunk.copy_(values.reshape(chunk.shape))
     return True
+
+
+def _of_rank(part: Slice, rows: _Matrix, order: _Rows | None) -> tuple[_Matrix, _Rows | None]:
+    """Stored rows that contain those of a slice, and which of them are the first one of the slice, the second, and so
+    on; None for all of them. `order`: as in `_fill`."""
+    if order is None and not part.others:
+        return rows[part.begin : part.end], None
+    held = numpy.concatenate([numpy.arange(begin, end) for begin, end in part.ranges])
+    return rows, held if order is None else order[held]
 
 
 def _chunks(view: Tensor) -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 
+import torch
 from torch import Tensor
 
 from srv.errors import ModelError
@@ -42,7 +43,11 @@ def needed_tensors(
 
 
 def cut(tensor: Tensor, part: Slice | None) -> Tensor:
-    return tensor if part is None else tensor.narrow(part.axis, part.begin, part.end - part.begin)
+    """A view of a part of a tensor; a copy, if it has several ranges."""
+    if part is None:
+        return tensor
+    ranges = [tensor.narrow(part.axis, begin, end - begin) for begin, end in part.ranges]
+    return ranges[0] if len(ranges) == 1 else torch.cat(ranges, part.axis)
 
 
 def fill(source: str, name: str, view: Tensor, stored: Tensor, remedy: str = OTHER_CHECKPOINT) -> None:

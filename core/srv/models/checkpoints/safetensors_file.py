@@ -48,8 +48,7 @@ class _Mapped:
                 tensor: Tensor = self._file.get_tensor(name)
                 return tensor
             lazy = self._file.get_slice(name)
-            cut: Tensor = lazy[part.begin : part.end] if part.axis == 0 else lazy[:, part.begin : part.end]
-            return cut
+            return _joined([lazy[b:e] if part.axis == 0 else lazy[:, b:e] for b, e in part.ranges], part)
         except SafetensorError as error:
             raise _damaged(self._path, error) from error
 
@@ -65,15 +64,20 @@ class _Read:
             reason = f"tensor {name} is of type {stored.dtype}, which cannot be read without mapping the file"
             remedy = "Leave out --weight-loader-disable-mmap"
             raise ModelError("unsupported_format", str(self._path), reason, remedy)
-        begin, size, shape = stored.begin, stored.size, stored.shape
-        if part is not None and part.axis == 0:
-            row = size // part.total
-            begin, size = begin + part.begin * row, (part.end - part.begin) * row
-            shape = (part.end - part.begin, *shape[1:])
-        if size == 0:
-            return torch.empty(shape, dtype=dtype)
-        tensor = torch.frombuffer(self._data.read(begin, size), dtype=dtype).view(shape)
-        return tensor if part is None or part.axis == 0 else tensor[:, part.begin : part.end]
+        if part is None or part.axis != 0:
+            tensor = self._read(stored.begin, stored.size, dtype).view(stored.shape)
+            return tensor if part is None else _joined([tensor[:, begin:end] for begin, end in part.ranges], part)
+        row, shape = stored.size // part.total, stored.shape[1:]
+        rows = ((stored.begin + begin * row, end - begin) for begin, end in part.ranges)
+        return _joined([self._read(at, count * row, dtype).view(count, *shape) for at, count in rows], part)
+
+    def _read(self, begin: int, size: int, dtype: torch.dtype) -> Tensor:
+        """Flat."""
+        return torch.frombuffer(self._data.read(begin, size), dtype=dtype) if size else torch.empty(0, dtype=dtype)
+
+
+def _joined(ranges: list[Tensor], part: Slice) -> Tensor:
+    return ranges[0] if len(ranges) == 1 else torch.cat(ranges, part.axis)
 
 
 def _damaged(path: Path, error: SafetensorError) -> ModelError:

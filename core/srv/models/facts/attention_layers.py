@@ -19,9 +19,9 @@ def attention_layers(model: ModelFacts) -> tuple[AttentionLayer, ...]:
     tree = native_tree_of_model(model)
     if isinstance(tree, str):  # it runs through transformers
         return _of_facts(model)
-    sizes = derive.divided(tree)
-    ranks = sizes.heads // model.heads if sizes is not None else 1
-    return derive.attention_layers(tree.of_rank(ranks) if ranks > 1 else tree)
+    layers = derive.attention_layers(tree)
+    ranks = layers[0].heads // model.heads if derive.divided(tree) is not None else 1
+    return derive.attention_layers(tree.of_rank(ranks)) if ranks > 1 else layers
 
 
 def _of_facts(model: ModelFacts) -> tuple[AttentionLayer, ...]:

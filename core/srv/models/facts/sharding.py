@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, assert_never
 
 import msgspec
@@ -16,14 +16,15 @@ from srv.dist.group import is_divisible
 from srv.dist.mesh import Axis, Mesh
 from srv.errors import ModelError
 from srv.kept import kept_per_object
-from srv.models import derive
-from srv.models.blueprint import Experts, Linear, Output, Part, below, walk
-from srv.models.facts.weight_rules import NOT_IN_ORDER, layer_schemes, sized_rules
+from srv.models import blueprint, derive
+from srv.models.blueprint import DividedSize, Experts, Linear, Output, Part, below, walk
+from srv.models.checkpoints.slices import Section, Sections
+from srv.models.facts.weight_rules import layer_schemes
 from srv.models.families.trees import native_tree, native_tree_of_model
 from srv.models.layers.moe_config import expert_names
 from srv.quantization import registry as quantization
 from srv.quantization.method import QuantMethod
-from srv.quantization.schemes import LayerSchemes, Scheme, Units
+from srv.quantization.schemes import Scheme, Units
 from srv.specs import CacheSpec, FullAttention, Latent, ModelFacts, Recurrent, SlidingWindow
 
 MAX_LISTED_RANKS = 64  # legal sizes are listed up to this one
@@ -55,35 +56,20 @@ class BlockBorders(NamedTuple):
 class Divisions(NamedTuple):
     """The sizes of a model that are divided among ranks, and the `borders` of layers that are quantized in blocks."""
 
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    other_kv_heads: tuple[int, ...] = ()
-    expert_inner: int = 0
-    experts: int = 0
+    sizes: tuple[DividedSize, ...]
     borders: tuple[BlockBorders, ...] = ()
 
     def obstacles(self, mesh: Mesh) -> list[str]:
         """Clauses that say which sizes cannot be divided among the ranks of a mesh; [] if all can."""
-        divided: tuple[tuple[str, int, Axis], ...] = (
-            ("attention heads", self.heads, "heads"),
-            ("units of intermediate size", self.intermediate, "dense"),
-            ("tokens of vocabulary", self.vocab, "vocabulary"),
-            ("experts", self.experts, "experts"),
-            ("units of intermediate size of an expert", self.expert_inner, "slices"),
-        )
         clauses = [
-            f"its {size} {name} are not a multiple of {mesh.width(axis)}"
-            for name, size, axis in divided
-            if size % mesh.width(axis)
+            f"its {size} {name} are not a multiple of {mesh.width(along)}"
+            for name, size, along, copied in self.sizes
+            if not copied and size % mesh.width(along)
         ]
-        ranks = mesh.width("heads")
         clauses += [
-            f"its {heads} KV heads can neither be divided among {ranks} ranks nor copied evenly"
-            for heads in (self.kv_heads, *self.other_kv_heads)
-            if not is_divisible(heads, ranks)
+            f"its {size} {name} can neither be divided among {mesh.width(along)} ranks nor copied evenly"
+            for name, size, along, copied in self.sizes
+            if copied and not is_divisible(size, mesh.width(along))
         ]
         if clauses:
             return clauses
@@ -96,9 +82,7 @@ class Divisions(NamedTuple):
 
 @functools.lru_cache(maxsize=64)  # the support matrix asks about few models, many times
 def _legal_ranks(sizes: Divisions) -> tuple[int, ...]:
-    return tuple(
-        ranks for ranks in range(1, min(sizes.heads, MAX_LISTED_RANKS) + 1) if not sizes.obstacles(Mesh(ranks))
-    )
+    return tuple(ranks for ranks in range(1, MAX_LISTED_RANKS + 1) if not sizes.obstacles(Mesh(ranks)))
 
 
 @kept_per_object
@@ -112,65 +96,73 @@ def divisions(model: ModelFacts, *, in_blocks: bool) -> Divisions | str:
         return method.sharding
     if method is None and (stored := model.quantization or ("int8" if model.stored_types.get("int8") else None)):
         return f"weights quantized with {stored} cannot be sharded yet"
-    if any(isinstance(group, Recurrent) for group in model.cache_groups):
-        return "recurrent states cannot be sharded yet"
     tree = native_tree_of_model(model)
     if isinstance(tree, str):
         return f"only models with native layers can be sharded ({tree})"
     sizes = derive.divided(tree)
     if sizes is None:
         return f"the layers of {model.architecture} cannot be sharded"
-    borders = _borders(model, tree, sizes, method, in_blocks)
-    return borders if isinstance(borders, str) else Divisions(*sizes, borders=borders)
+    borders = _borders(model, tree, method, in_blocks)
+    return borders if isinstance(borders, str) else Divisions(sizes, borders)
 
 
 def _borders(
-    model: ModelFacts, tree: Part, sizes: derive.DividedSizes, method: QuantMethod | None, in_blocks: bool
+    model: ModelFacts, tree: Part, method: QuantMethod | None, in_blocks: bool
 ) -> tuple[BlockBorders, ...] | str:
     """Those of layers that hold blocks; a clause if layers that are quantized so cannot be sharded."""
     if not in_blocks:
         return ()
     if model.column_block > 1:
-        columns = (("o_proj", sizes.heads * sizes.head_dim), ("down_proj", sizes.intermediate))
-        return tuple(BlockBorders(name, "columns", size, 1, model.column_block) for name, size in columns)
+        columns = Units(inputs=model.column_block)
+        return tuple(dict.fromkeys(_of_layers(tree, lambda names, inputs, experts: columns)))
     if method is None or model.format == "gguf":
         return ()
-    if not method.online and sized_rules(model, tree) is not None:
-        return NOT_IN_ORDER
     try:
         schemes = layer_schemes(model, method)
-        divided = tuple(_of_layers(tree, schemes))
+
+        def units(names: tuple[str, ...], inputs: int, experts: bool) -> Units:
+            return _units(schemes(names, inputs, False), experts)
+
+        return tuple(dict.fromkeys(_of_layers(tree, units)))
+    except _NotDivided as refused:
+        return str(refused)
     except ModelError:
         return ()  # a launch refuses damaged files with their own reason
-    clause = next((each for each in divided if isinstance(each, str)), None)
-    return clause or tuple(dict.fromkeys(each for each in divided if isinstance(each, BlockBorders)))
 
 
-def _of_layers(tree: Part, schemes: LayerSchemes) -> Iterator[BlockBorders | str]:
+class _NotDivided(Exception):
+    """A layer is quantized so that it cannot be divided. The message is a clause."""
+
+
+def _of_layers(tree: Part, units_of: Callable[[tuple[str, ...], int, bool], Units]) -> Iterator[BlockBorders]:
+    """`units_of(names, inputs, experts)`: of the matrix of layers, or of experts. Raises what it raises."""
     for name, part in walk(tree):
-        if isinstance(part, Linear) and part.split is not None and not (isinstance(part, Output) and part.tied):
+        if isinstance(part, Linear) and part.split in ("in", "out") and not (isinstance(part, Output) and part.tied):
             names = tuple(below(name, each) for each in part.outputs)
-            units = _units(schemes(names, part.inputs, False))
-            if isinstance(units, str):
-                yield units
-            elif part.split == "in":
-                yield BlockBorders(_last(names[0]), "columns", part.inputs, 1, units.inputs)
+            units = units_of(names, part.inputs, False)
+            if part.split == "in":
+                yield from _of_sections(names[0], "columns", part.all_sections[0], units.inputs)
             else:
-                sizes = zip(names, part.outputs.values(), strict=True)
-                yield from (BlockBorders(_last(each), "rows", size, part.unit, units.outputs) for each, size in sizes)
+                for each, sections in zip(names, part.all_sections, strict=True):
+                    yield from _of_sections(each, "rows", sections, units.outputs)
         elif isinstance(part, Experts):
             gate_up, down = expert_names(name, part.count, part.activation)
-            for names, inputs, axis in ((gate_up, part.hidden, "rows"), (down, part.inner, "columns")):
-                units = _units(schemes(names, inputs, False))
-                if isinstance(units, str):
-                    yield units
-                else:
-                    block = units.outputs if axis == "rows" else units.inputs
-                    yield BlockBorders(_last(names[0]), axis, part.inner, 1, block, "slices")
+            inner = (Section(part.inner),)
+            yield from _of_sections(gate_up[0], "rows", inner, units_of(gate_up, part.hidden, True).outputs, "slices")
+            yield from _of_sections(down[0], "columns", inner, units_of(down, part.inner, True).inputs, "slices")
 
 
-def _units(scheme: Scheme | None) -> Units | str:
-    return Units() if scheme is None else scheme.units
+def _of_sections(
+    layer: str, axis: str, sections: Sections, block: int, along: Axis = "tensor"
+) -> Iterator[BlockBorders]:
+    return (BlockBorders(_last(layer), axis, size, unit, block, along) for size, unit in sections)
+
+
+def _units(scheme: Scheme | None, experts: bool) -> Units:
+    units = Units() if scheme is None else scheme.expert_units if experts else scheme.units
+    if isinstance(units, str):
+        raise _NotDivided(units)
+    return units
 
 
 def _last(name: str) -> str:
@@ -178,18 +170,20 @@ def _last(name: str) -> str:
 
 
 def rank_facts(model: ModelFacts, ranks: int) -> ModelFacts:
-    """The facts as one of `ranks` ranks sees them, among which heads are divided: its share of heads and KV heads."""
+    """The facts as one of `ranks` ranks sees them, among which heads are divided: its share of heads, KV heads and
+    states.
+    """
     if ranks == 1:
         return model
     return dataclasses.replace(
         model,
         heads=model.heads // ranks,
         kv_heads=max(1, model.kv_heads // ranks),
-        cache_groups=tuple(_of_rank(group, ranks) for group in model.cache_groups),
+        cache_groups=tuple(_of_rank(model, group, ranks) for group in model.cache_groups),
     )
 
 
-def _of_rank(group: CacheSpec, ranks: int) -> CacheSpec:
+def _of_rank(model: ModelFacts, group: CacheSpec, ranks: int) -> CacheSpec:
     """A cache group as one of several ranks stores it."""
     match group:
         case FullAttention() | SlidingWindow():
@@ -197,9 +191,22 @@ def _of_rank(group: CacheSpec, ranks: int) -> CacheSpec:
         case Latent():
             return group  # all heads share the latents, so every rank stores them
         case Recurrent():
-            return group  # `divisions` refuses such models
+            return _states_of_rank(model, group, ranks)
         case _ as never:
             assert_never(never)
+
+
+def _states_of_rank(model: ModelFacts, group: Recurrent, ranks: int) -> Recurrent:
+    """Those of the whole model if its layers are not native, which no ranks divide."""
+    tree = native_tree_of_model(model)
+    if isinstance(tree, str):
+        return group
+    layer = derive.stack(tree).layers[group.layers[0]]
+    (mixer,) = (part for _, part in walk(layer) if isinstance(part, blueprint.Recurrent))
+    part = mixer.of_rank(ranks).cache(model.dtype)
+    shapes = {state.name: state.shape for state in part.states}
+    states = tuple(msgspec.structs.replace(state, shape=shapes[state.name]) for state in group.states)
+    return msgspec.structs.replace(group, states=states)
 
 
 def rank_share(model: ModelFacts, mesh: Mesh) -> float:

@@ -23,7 +23,6 @@ from srv.specs import ModelFacts
 
 _ALL_EXPERTS = re.compile(r"(.*\.experts)\.(_?)(gate_up_proj|down_proj)")  # of all experts of a layer in one tensor
 _EXPERT = ".experts."
-NOT_IN_ORDER = "quantized weights that the checkpoint stores in another order than the layers cannot be sharded yet"
 
 
 def sized_rules(facts: ModelFacts, tree: Part) -> SizedRules | None:
@@ -67,7 +66,7 @@ def has_quantized_experts(facts: ModelFacts) -> bool:
     return not tensors or any(_EXPERT in name and each.dtype not in FLOATS for name, each in tensors.items())
 
 
-def check_rules(facts: ModelFacts, tree: Part, method: QuantMethod, ranks: int = 1) -> None:
+def check_rules(facts: ModelFacts, tree: Part, method: QuantMethod) -> None:
     """Refuse quantized weights that the layers can hold neither as they are stored nor in the order of the layers.
 
     Raises ModelError (unsupported_quantization).
@@ -83,8 +82,6 @@ def check_rules(facts: ModelFacts, tree: Part, method: QuantMethod, ranks: int =
     clause = _stacked_experts(facts, method, mapping, types)
     clause = clause or _transposed(mapping, method, types) or _permuted(facts, method, rules, types)
     clause = clause or _unit_rows(rules, types)
-    if clause is None and ranks > 1:
-        clause = NOT_IN_ORDER
     if clause is not None:
         raise _stored_in_another_order(facts, method, clause)
 

@@ -27,7 +27,7 @@ def tree(config: Mapping[str, Any]) -> Part:
     inner = int(config["mamba_expand"] * sizes.hidden_size)
     mamba = state_space(mamba_sizes(config, inner), sizes.hidden_size, sizes.norm_eps)
     mixers = [attention if each else mamba for each in attends]
-    return parts.decoder(sizes, parts.pre_norm_layers(sizes, mixers, mlp), divisible=False)
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, mixers, mlp))
 
 
 # The names of weights in Bamba and Falcon-H1.

@@ -41,7 +41,7 @@ def tree(config: Mapping[str, Any]) -> Part:
     )
     layer = parts.pre_norm(sizes, attention, replace(mlp, gate_factor=gate, factor=down))
     layer = replace(layer, mixers=mixers, scales=(of_mamba, of_attention))
-    return parts.decoder(sizes, (layer,) * sizes.layers, factor=factor, logits_divisor=1 / head, divisible=False)
+    return parts.decoder(sizes, (layer,) * sizes.layers, factor=factor, logits_divisor=1 / head)
 
 
 _SCALARS = (

@@ -57,7 +57,6 @@ def tree(config: Mapping[str, Any]) -> Part:
         parts.pre_norm_layers(sizes, mixers, feeding, factor=float(config["residual_multiplier"])),
         factor=float(config["embedding_multiplier"]),
         logits_divisor=float(config["logits_scaling"]),
-        divisible=False,
     )
 
 

@@ -36,7 +36,7 @@ def tree(config: Mapping[str, Any]) -> Part:
     mamba = selective_scan(scanned, sizes.hidden_size, biases, norms)
     mixers = [attention if each else mamba for each in attends]
     layers = parts.pre_norm_layers(sizes, mixers, [sparse if each else dense for each in is_sparse])
-    return parts.decoder(sizes, layers, divisible=False)
+    return parts.decoder(sizes, layers)
 
 
 def _numbered(config: Mapping[str, Any], field: str, layers: int) -> list[bool]:

@@ -14,6 +14,7 @@ from srv.models.blueprint import Attention, Linear, Part, Tensors
 from srv.models.blueprint.recurrent import ShortConvolution
 from srv.models.checkpoints.gguf_layout import EXPERT_FIELDS, HEAD_NORM_NAMES, SIGMOID_ROUTER, GGUFLayout, layer_names
 from srv.models.checkpoints.rules import Rename
+from srv.models.checkpoints.slices import Section
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes, decoder_sizes
@@ -29,9 +30,9 @@ def convolution(config: Mapping[str, Any], hidden: int) -> ShortConvolution:
     width, bias = int(config["conv_L_cache"]), bool(config["conv_bias"])
     shapes: dict[str, tuple[int, ...]] = {"conv.weight": (hidden, 1, width)}
     return ShortConvolution(
-        Linear({"in_proj": 3 * hidden}, hidden, bias),
-        Tensors({**shapes, "conv.bias": (hidden,)} if bias else shapes),
-        Linear({"out_proj": hidden}, hidden, bias),
+        Linear({"in_proj": 3 * hidden}, hidden, bias, split="out", sections=((Section(hidden),) * 3,)),
+        Tensors({**shapes, "conv.bias": (hidden,)} if bias else shapes, divided=True),
+        Linear({"out_proj": hidden}, hidden, bias, split="in"),
         ShortConvolutionSizes(hidden, width),
         name="conv",
     )
@@ -51,7 +52,7 @@ def dense_tree(config: Mapping[str, Any]) -> Part:
             inner = int(read["block_ffn_dim_multiplier"] * inner)
             inner = read["block_multiple_of"] * -(-inner // read["block_multiple_of"])
     mlp = parts.mlp(sizes, inner=inner)
-    return parts.decoder(sizes, parts.pre_norm_layers(sizes, mixers, mlp), divisible=False)
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, mixers, mlp))
 
 
 def sparse_tree(config: Mapping[str, Any]) -> Part:
@@ -70,7 +71,7 @@ def sparse_tree(config: Mapping[str, Any]) -> Part:
     sizes, mixers = _sizes_and_mixers(read, reads=("num_experts",))
     sparse, dense = parts.mixture(sizes, count, inner, routing), parts.mlp(sizes)
     feeding = [sparse if index >= first else dense for index in range(sizes.layers)]
-    return parts.decoder(sizes, parts.pre_norm_layers(sizes, mixers, feeding), divisible=False)
+    return parts.decoder(sizes, parts.pre_norm_layers(sizes, mixers, feeding))
 
 
 def _sizes_and_mixers(

@@ -65,7 +65,7 @@ def tree(config: Mapping[str, Any]) -> Part:
         after, last = (Norm(sizes.hidden_size, sizes.norm_eps, name=name) for name in OUTPUT_NORMS)
         return replace(made, between=(after, *made.between), after=(last,)) if output_norms else made
 
-    return parts.decoder(sizes, alike(types, layer), divisible=False)
+    return parts.decoder(sizes, alike(types, layer))
 
 
 ARCHITECTURE = Architecture(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from srv.models.blueprint import Factors, Layer, Linear, Norm, Part, alike
+from srv.models.blueprint import Factors, JointNorm, Layer, Linear, Part, alike
 from srv.models.blueprint.recurrent import Lightning
 from srv.models.checkpoints.rules import Rename, Skip
 from srv.models.families.architecture import Architecture
@@ -47,16 +47,16 @@ def tree(config: Mapping[str, Any]) -> Part:
         return replace(made, order="normed_residual", mixer_factors=factors, factors=mlp)
 
     made = alike((None if each else index for index, each in enumerate(attends)), layer)
-    return parts.decoder(sizes, made, parts.last_norm(sizes, adds=False), divisible=False)
+    return parts.decoder(sizes, made, parts.last_norm(sizes, adds=False))
 
 
 def _lightning(sizes: Sizes, index: int) -> Lightning:
     hidden, scan = sizes.hidden_size, ScanSizes(sizes.heads, sizes.heads, sizes.head_dim, sizes.head_dim)
     return Lightning(
-        Linear({"qkv_proj": 3 * scan.inner}, hidden),
-        Linear({"output_gate": scan.inner}, hidden),
-        Norm(scan.inner, sizes.norm_eps, name="norm"),
-        Linear({"out_proj": hidden}, scan.inner),
+        Linear({"qkv_proj": 3 * scan.inner}, hidden, split="out", unit=3 * scan.head_dim),
+        Linear({"output_gate": scan.inner}, hidden, split="out", unit=scan.head_dim),
+        JointNorm(scan.inner, sizes.norm_eps, name="norm", heads=scan.heads),
+        Linear({"out_proj": hidden}, scan.inner, split="in"),
         scan,
         1 - index / (sizes.layers - 1 + 1e-5) + 1e-5,
         name="self_attn",

@@ -52,7 +52,7 @@ def tree(config: Mapping[str, Any]) -> Part:
     }
     if SPARSE in kinds:
         each[SPARSE] = _experts(config, sizes, bias)
-    return parts.decoder(sizes, parts.single_part_layers(sizes, [each[kind] for kind in kinds]), divisible=False)
+    return parts.decoder(sizes, parts.single_part_layers(sizes, [each[kind] for kind in kinds]))
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:
@@ -95,7 +95,7 @@ def _experts(config: Mapping[str, Any], sizes: Sizes, bias: bool) -> MoE:
         moe,
         experts=dataclasses.replace(moe.experts, hidden=int(small)),
         to_experts=Linear({"fc1_latent_proj": int(small)}, hidden, bias),
-        from_experts=Linear({"fc2_latent_proj": hidden}, int(small), bias),
+        from_experts=Linear({"fc2_latent_proj": hidden}, int(small), bias, split="sum"),
     )
 
 

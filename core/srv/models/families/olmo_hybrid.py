@@ -41,7 +41,7 @@ def tree(config: Mapping[str, Any]) -> Part:
         )
         return Layer((), (attention,), (after,), mlp, (last,))
 
-    return parts.decoder(sizes, alike(attends, layer), divisible=False)
+    return parts.decoder(sizes, alike(attends, layer))
 
 
 def _kinds(types: list[str] | None, layers: int) -> list[str]:

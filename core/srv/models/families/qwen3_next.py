@@ -37,14 +37,18 @@ BY_HEADS, TILED = "gguf_by_heads", "gguf_tiled"
 
 def delta_net(sizes: DeltaSizes, hidden: int, eps: float) -> DeltaNet:
     """A layer with the gated delta rule."""
-    inputs, rates = sizes.inputs
-    convolutions = {f"{name}.weight": (channels, 1, sizes.width) for name, channels in sizes.convolutions.items()}
+    (inputs, rates), (of_inputs, of_rates) = sizes.inputs, sizes.input_sections
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{name}.weight": (channels, 1, sizes.width) for name, channels in sizes.convolutions.items()
+    }
+    shapes |= dict.fromkeys(("dt_bias", "A_log"), (sizes.value_heads,))
+    sections = {} if sizes.apart else {"conv1d.weight": sizes.channel_sections}
     return DeltaNet(
-        Linear(inputs, hidden),
-        Linear(rates, hidden),
-        Tensors({**convolutions, "dt_bias": (sizes.value_heads,), "A_log": (sizes.value_heads,)}),
+        Linear(inputs, hidden, split="out", sections=of_inputs),
+        Linear(rates, hidden, split="out", sections=of_rates),
+        Tensors(shapes, divided=True, sections=sections),
         Norm(sizes.value_dim, eps, name="o_norm" if sizes.apart else "norm"),
-        Linear({sizes.output: hidden}, sizes.values),
+        Linear({sizes.output: hidden}, sizes.values, split="in", sections=(sizes.output_sections,)),
         sizes,
         name="linear_attn",
     )
@@ -93,7 +97,7 @@ def gated_tree(
     mixers = [attention if each else recurrent for each in attends]
     feeding = [sparse if each else dense for each in is_sparse]
     made = parts.pre_norm_layers(sizes, mixers, feeding, wide=True)
-    return parts.decoder(sizes, made, parts.last_norm(sizes, wide=True), divisible=False)
+    return parts.decoder(sizes, made, parts.last_norm(sizes, wide=True))
 
 
 def _experts(config: Mapping[str, Any], sizes: Sizes, routing: Routing) -> MoE:

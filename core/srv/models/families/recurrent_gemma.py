@@ -53,7 +53,6 @@ def tree(config: Mapping[str, Any]) -> Part:
         factor=sizes.hidden_size**0.5,
         factor_dtype="bfloat16",
         logits_soft_cap=cap,
-        divisible=False,
     )
 
 
@@ -64,9 +63,9 @@ def _recurrence(sizes: Sizes, channels: int, width: int) -> LinearRecurrence:
     for gate in ("input_gate", "recurrent_gate"):
         shapes |= {f"rg_lru.{gate}_weight": (heads, block, block), f"rg_lru.{gate}_bias": (heads, block)}
     return LinearRecurrence(
-        Linear({"linear_x": channels, "linear_y": channels}, hidden, True),
-        Tensors({**shapes, "rg_lru.recurrent_param": (channels,)}),
-        Linear({"linear_out": hidden}, channels, True),
+        Linear({"linear_x": channels, "linear_y": channels}, hidden, True, split="out", unit=block),
+        Tensors({**shapes, "rg_lru.recurrent_param": (channels,)}, divided=True),
+        Linear({"linear_out": hidden}, channels, True, split="in"),
         LinearRecurrenceSizes(channels, width),
         heads,
         name=MIXER,

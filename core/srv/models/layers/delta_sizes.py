@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
+
+from srv.models.checkpoints.slices import Section, Sections
 
 _FLOAT32 = 4  # bytes
 _STATES_AT_ONCE = 5  # as it was, decayed, what is added, their sum, and all of them in one tensor
@@ -27,6 +29,10 @@ class DeltaSizes(NamedTuple):
     apart: bool = False
     negative: bool = False
     tiled: bool = False
+
+    def of_rank(self, ranks: int) -> Self:
+        """Those of the part that each of several ranks has: whole key heads, with their value heads."""
+        return self._replace(key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks)
 
     @property
     def keys(self) -> int:
@@ -54,6 +60,27 @@ class DeltaSizes(NamedTuple):
             return {"in_proj_qkvz": self.channels + self.values}, {"in_proj_ba": 2 * self.value_heads}
         heads = {"in_proj_b": self.value_heads, "in_proj_a": self.value_heads}
         return {"in_proj_qkv": self.channels, "in_proj_z": self.values}, heads
+
+    @property
+    def input_sections(self) -> tuple[tuple[Sections, ...], tuple[Sections, ...]]:
+        """The sections of each of `inputs` that ranks divide: each rank has the rows of its heads."""
+        channels = {"in_proj_qkv": self.channel_sections}
+        rows, heads = self.inputs
+        return tuple(channels.get(name, (Section(size),)) for name, size in rows.items()), tuple(
+            (Section(size),) for size in heads.values()
+        )
+
+    @property
+    def channel_sections(self) -> Sections:
+        """Those of the convolution's channels, where all are in one tensor."""
+        return Section(self.keys), Section(self.keys), Section(self.values)
+
+    @property
+    def output_sections(self) -> Sections:
+        """Those of the columns of the matrix of results."""
+        if not self.tiled:
+            return (Section(self.values),)
+        return (Section(self.key_heads * self.value_dim),) * (self.value_heads // self.key_heads)
 
     @property
     def output(self) -> str:

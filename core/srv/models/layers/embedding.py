@@ -34,8 +34,7 @@ class TokenEmbedding(OpLayer, ABC):
 
     def weight_slices(self) -> dict[str, Slice]:
         """The slices of the checkpoint's tensors that the `weight_views` hold; of those that are not whole."""
-        whole = self.vocab.end - self.vocab.begin == self.vocab.total
-        return {} if whole else dict.fromkeys(self.weight_views(), self.vocab)
+        return {} if self.vocab.is_whole else dict.fromkeys(self.weight_views(), self.vocab)
 
 
 class Embedding(TokenEmbedding):

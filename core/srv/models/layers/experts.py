@@ -47,7 +47,7 @@ class ExpertSizes(NamedTuple):
     @property
     def local(self) -> int:
         """The intermediate size on this rank."""
-        return self.intermediate if self.share is None else self.share.end - self.share.begin
+        return self.intermediate if self.share is None else self.share.size
 
     @property
     def first(self) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class ExpertWeights(OpLayer, ABC):
         """Those of down_proj: its columns on this rank, where `elements` columns are stored in `size` items."""
         if self.sizes.share is None or self.sizes.is_whole:
             return {}
-        columns = Slice(1, *self.sizes.share[1:]).scaled(size, elements)
+        columns = self.sizes.share._replace(axis=1).scaled(size, elements)
         return {f"{self.prefix}.{expert}.{DOWN}.{suffix}": columns for expert in self.sizes.numbers}
 
 

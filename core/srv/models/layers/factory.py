@@ -6,15 +6,17 @@ Also owns how matrices are divided among ranks: architectures give the sizes of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self, TypeAlias
 
 from srv.dist.mesh import Axis
-from srv.models.checkpoints.slices import Slice
+from srv.models.checkpoints.slices import Section, Sections, Slice, share
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import Embedding, TokenEmbedding
 from srv.models.layers.experts import Experts, ExpertSizes, ExpertWeights
 from srv.models.layers.linear import WHOLE, Linear, Projection, Sharding, Split
+
+Unit: TypeAlias = int | tuple[Sections, ...]
 
 
 class LocalSizes(NamedTuple):
@@ -27,6 +29,11 @@ class LocalSizes(NamedTuple):
     @property
     def outputs(self) -> int:
         return sum(self.output_sizes.values())
+
+
+def sections_of(sizes: Sequence[int], unit: Unit) -> tuple[Sections, ...]:
+    """Those of each size. `unit`: as in `LayerFactory.linear`."""
+    return tuple((Section(size, unit),) for size in sizes) if isinstance(unit, int) else unit
 
 
 class LayerFactory:
@@ -46,25 +53,32 @@ class LayerFactory:
         return factory
 
     def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: Unit = 1
     ) -> Projection:
         """One linear layer that fuses several of the checkpoint; `output_sizes`: the outputs of each, by name.
 
-        `split`: the axis that is divided among the ranks, None for a copy on each. Outputs are divided in units of
-        `unit` (heads); units are copied where there are fewer than ranks.
+        `split`: the axis that is divided among the ranks, None for a copy on each, and "sum" for a copy on each whose
+        inputs are partial sums. Outputs, or inputs, are divided in units of `unit` (heads); units are copied where
+        there are fewer than ranks. In place of one unit, it may be the sections of each output, or of the inputs: the
+        checkpoint has them one after the other in one matrix, and each is divided by itself.
         """
         local = self.local_sizes(output_sizes, inputs, split, unit)
         return Linear(self.context, local.output_sizes, local.inputs, bias, sharding=local.sharding)
 
-    def local_sizes(self, output_sizes: Mapping[str, int], inputs: int, split: Split | None, unit: int) -> LocalSizes:
+    def local_sizes(self, output_sizes: Mapping[str, int], inputs: int, split: Split | None, unit: Unit) -> LocalSizes:
         group = self.context.group
         if split is None or group.size == 1:
             return LocalSizes(output_sizes, inputs)
+        first = group.rank == 0
+        if split == "sum":
+            return LocalSizes(output_sizes, inputs, Sharding(adds_bias=first))
         if split == "in":
-            begin, end = group.share(inputs)
-            return LocalSizes(output_sizes, end - begin, Sharding(columns=Slice(1, begin, end, inputs)))
-        rows = {name: Slice(0, *group.share(outputs, unit), outputs) for name, outputs in output_sizes.items()}
-        return LocalSizes({name: each.end - each.begin for name, each in rows.items()}, inputs, Sharding(rows))
+            (sections,) = sections_of((inputs,), unit)
+            columns = share(group, 1, sections)
+            return LocalSizes(output_sizes, columns.size, Sharding(columns=columns, adds_bias=first))
+        each = zip(output_sizes, sections_of(tuple(output_sizes.values()), unit), strict=True)
+        rows = {name: share(group, 0, sections) for name, sections in each}
+        return LocalSizes({name: part.size for name, part in rows.items()}, inputs, Sharding(rows))
 
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
         """All experts of one layer, named `{prefix}.{expert}.gate_proj`, `up_proj` and `down_proj`.

@@ -13,7 +13,7 @@ from srv.dist.mesh import Axis
 from srv.models.checkpoints.rules import WeightMapping
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
-from srv.models.layers.factory import LayerFactory
+from srv.models.layers.factory import LayerFactory, Unit, sections_of
 from srv.models.layers.linear import Projection, Split
 
 
@@ -30,12 +30,15 @@ class FusedLayerFactory(LayerFactory):
         return factory
 
     def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: Unit = 1
     ) -> Projection:
         names = self._mapping.fused(tuple(output_sizes))
         if names == tuple(output_sizes):
             return self._inner.linear(output_sizes, inputs, bias, split, unit)
         (name,) = names
+        if split == "out":
+            sections = sections_of(tuple(output_sizes.values()), unit)
+            unit = (tuple(section for each in sections for section in each),)
         return self._inner.linear({name: sum(output_sizes.values())}, inputs, bias, split, unit)
 
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:

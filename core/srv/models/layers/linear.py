@@ -3,6 +3,7 @@
     split    this rank's weight                     its outputs
     "out"    its rows of each fused layer           its outputs of each
     "in"     its columns                            partial sums of all outputs: the model adds them up (all-reduce)
+    "sum"    the whole weight, of partial sums      likewise
 
 Owns weights on the model's device, and the names that checkpoints give to them, so that loaders can fill them
 (`weight_views`). Must not know files. Quantized linear layers are in `srv.quantization`.
@@ -23,20 +24,19 @@ from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import BuildContext
 from srv.models.layers.op_layer import TORCH, OpLayer
 
-Split: TypeAlias = Literal["out", "in"]
+Split: TypeAlias = Literal["out", "in", "sum"]
 FLOAT32_OP = "linear_float32"
 
 
 class Sharding(NamedTuple):
-    """How the weights of fused layers are divided: the rows of each one, or the columns, that this rank holds."""
+    """How the weights of fused layers are divided: the rows of each one, or the columns, that this rank holds.
+
+    `adds_bias`: this rank adds what is added once to the sums of all ranks.
+    """
 
     rows: Mapping[str, Slice] = MappingProxyType({})
     columns: Slice | None = None
-
-    @property
-    def adds_bias(self) -> bool:
-        """Whether this rank adds what is added once to the sums over all columns."""
-        return self.columns is None or self.columns.begin == 0
+    adds_bias: bool = True
 
 
 WHOLE = Sharding()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 _FLOAT32 = 4  # bytes
 _STATES_AT_ONCE = 5  # as it was, decayed, what is added, their sum, and all of them in one tensor
@@ -12,7 +12,10 @@ _CHUNK = 64  # tokens whose products of b and c are computed at once
 
 
 class RecurrentSizes(Protocol):
-    """The sizes of a recurrent layer. `item`: bytes per element of the model's dtype."""
+    """The sizes of a recurrent layer. `item`: bytes per element of the model's dtype.
+
+    `of_rank(ranks)`: those of the part that each of several ranks has.
+    """
 
     def step_bytes(self, item: int) -> int:
         """Bytes of temporary tensors per token, at most."""
@@ -27,6 +30,9 @@ class ShortConvolutionSizes(NamedTuple):
     channels: int
     width: int
 
+    def of_rank(self, ranks: int) -> Self:
+        return self._replace(channels=self.channels // ranks)
+
     def step_bytes(self, item: int) -> int:
         """As `RecurrentSizes.step_bytes`: the projections, and taps in float32."""
         return self.channels * (6 * item + _FLOAT32 * (self.width + 4))
@@ -40,6 +46,9 @@ class LinearRecurrenceSizes(NamedTuple):
 
     channels: int
     width: int
+
+    def of_rank(self, ranks: int) -> Self:
+        return self._replace(channels=self.channels // ranks)
 
     def step_bytes(self, item: int) -> int:
         """As `RecurrentSizes.step_bytes`: gates, decays, values and results in float32, and copies of a scan."""
@@ -60,6 +69,9 @@ class SelectiveScanSizes(NamedTuple):
     width: int
     rank: int
     conv_bias: bool
+
+    def of_rank(self, ranks: int) -> Self:
+        return self._replace(channels=self.channels // ranks)
 
     @property
     def op_sizes(self) -> Mapping[str, int]:
@@ -89,6 +101,10 @@ class ScanSizes(NamedTuple):
     groups: int
     head_dim: int
     state_size: int
+
+    def of_rank(self, ranks: int) -> Self:
+        """Groups are copied where there are fewer than ranks."""
+        return self._replace(heads=self.heads // ranks, groups=max(1, self.groups // ranks))
 
     @property
     def inner(self) -> int:
@@ -126,6 +142,9 @@ class StateSpaceSizes(NamedTuple):
     output_bias: bool
     norm: bool = True
     norm_first: bool = False
+
+    def of_rank(self, ranks: int) -> Self:
+        return self._replace(scan=self.scan.of_rank(ranks))
 
     @property
     def channels(self) -> int:

@@ -33,7 +33,8 @@ class GatedDeltaNet(Mixer):
 
     def __init__(self, part: DeltaNet, place: Place) -> None:
         super().__init__()
-        context, sizes = place.context, part.sizes
+        context, sizes = place.context, part.sizes.of_rank(place.context.group.size)
+        self.slices = place.slices(part.tensors)
         self.prefix, self.sizes, self.place = place.prefix, sizes, context.state_place(place.layer)
         self._parts = (sizes.keys, sizes.keys, sizes.values)
         self.in_proj, self.rates_proj, self.out_proj = map(place.linear, (part.inputs, part.rates, part.output))

@@ -7,7 +7,8 @@
                                  └──────── residual ────────┘└── residual ──┘
 
 Owns the order of computation and the names of the weights, from which those of checkpoints differ
-(`srv.models.checkpoints.rules`). All tokens of a prompt are rows of one step.
+(`srv.models.checkpoints.rules`). All tokens of a prompt are rows of one step. Sharded over ranks, each rank has some
+heads, some of the intermediate size and some of the vocabulary; norms, other tables and heads are on every rank.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from srv.models import blueprint
 from srv.models.base import ForwardContext, ModelInputs, NativeModel
 from srv.models.blueprint import encoders
 from srv.models.checkpoints.slices import Slice
+from srv.models.layers.embedding import VocabularyParallelLookup
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.weight_module import WeightModule
 from srv.models.modules.attention import Attention
 from srv.models.modules.feed_forward import ACTIVATIONS, MLP
 from srv.models.modules.norms import make_norm
 from srv.models.modules.place import Place, PositionTables
-from srv.models.modules.weights import prepare_loaded, weight_views
+from srv.models.modules.weights import prepare_loaded, weight_slices, weight_views
+from srv.platform.interface import Communicator
 from srv.specs import AttentionLayer
 
 _MOST_DISTANT = 128  # tokens, from which on all distances have one bucket
@@ -41,8 +44,10 @@ class EncoderLayer(nn.Module):
     def __init__(self, part: encoders.EncoderLayer, place: Place) -> None:
         super().__init__()
         self.prefix, self.pre_norm = place.prefix, part.pre_norm
-        self.attention = Attention(part.attention, place.within(part.attention))
-        self.mlp = MLP(part.mlp, place.within(part.mlp))
+        heads, dense = place.over("heads"), place.over("dense")
+        self.attention = Attention(part.attention, heads.within(part.attention))
+        self.mlp = MLP(part.mlp, dense.within(part.mlp))
+        self._of_heads, self._of_dense = heads.context.communicator, dense.context.communicator
         self.attention_norm = None if part.attention_norm is None else make_norm(part.attention_norm, place)
         self.mlp_norm = make_norm(part.mlp_norm, place)
 
@@ -50,11 +55,16 @@ class EncoderLayer(nn.Module):
         """x [T, hidden] -> [T, hidden], the input of the next layer."""
         if self.pre_norm:
             normed = x if self.attention_norm is None else self.attention_norm.forward(x)
-            x = x + self.attention.forward(normed, inputs, context)
-            return x + self.mlp.forward(self.mlp_norm.forward(x))
+            x = x + _whole(self.attention.forward(normed, inputs, context), self._of_heads)
+            return x + _whole(self.mlp.forward(self.mlp_norm.forward(x)), self._of_dense)
         assert self.attention_norm is not None
-        x = self.attention_norm.forward(self.attention.forward(x, inputs, context) + x)
-        return self.mlp_norm.forward(self.mlp.forward(x) + x)
+        x = self.attention_norm.forward(_whole(self.attention.forward(x, inputs, context), self._of_heads) + x)
+        return self.mlp_norm.forward(_whole(self.mlp.forward(x), self._of_dense) + x)
+
+
+def _whole(out: Tensor, communicator: Communicator | None) -> Tensor:
+    """The sum over all ranks of the result of a part."""
+    return out if communicator is None else communicator.all_reduce(out)
 
 
 class ClassificationHead(nn.Module):
@@ -90,16 +100,17 @@ class RelativeBias(WeightModule):
     def __init__(self, part: encoders.RelativeBias, place: Place) -> None:
         super().__init__()
         self.name, self.weight = place.within(part).prefix, place.context.empty(part.buckets, part.heads)
+        self._own = slice(*place.context.group.share(part.heads))
 
     def values(self) -> tuple[tuple[float, ...], ...]:
-        """As `AttentionLayer.bias_values`, once weights are loaded."""
+        """As `AttentionLayer.bias_values`, of this rank's heads, once weights are loaded."""
         distances = torch.arange(-_MOST_DISTANT, _MOST_DISTANT + 1)
         half = len(self.weight) // 2
         exact, far = half // 2, distances.abs().clamp_min(1)
         scaled = torch.log(far.float() / exact) / math.log(_MOST_DISTANT / exact) * (half - exact)
         buckets = torch.where(far < exact, distances.abs(), (exact + scaled.long()).clamp_max(half - 1))
         buckets += half * (distances > 0)
-        return tuple(map(tuple, self.weight.float().cpu()[buckets].T.tolist()))
+        return tuple(map(tuple, self.weight.float().cpu()[buckets][:, self._own].T.tolist()))
 
     def weight_views(self) -> dict[str, Tensor]:
         return {f"{self.name}.weight": self.weight}
@@ -113,7 +124,11 @@ class Encoder(NativeModel):
         part, top = tree.stack, Place(factory, PositionTables(context_length, factory.context.device))
         place = top.within(part)
         name = place.within(part.embedding).prefix
-        self.embedding = factory.embedding(name, part.embedding.rows, part.embedding.size)
+        vocabulary = factory.over("vocabulary")
+        self.embedding = vocabulary.embedding(name, part.embedding.rows, part.embedding.size)
+        self.lookup: nn.Module = self.embedding
+        if vocabulary.context.communicator is not None:
+            self.lookup = VocabularyParallelLookup(self.embedding, vocabulary.context.communicator)
         self.offset = part.first_position
         self.positions, self.types = (
             None if table is None else Rows(table, place) for table in (part.positions, part.types)
@@ -130,7 +145,7 @@ class Encoder(NativeModel):
         return tuple(layer.attention.layer for layer in self.stack)
 
     def forward(self, inputs: ModelInputs, context: ForwardContext) -> Tensor:
-        x: Tensor = self.embedding(inputs.tokens)
+        x: Tensor = self.lookup(inputs.tokens)
         if self.types is not None:
             rows = self.types.weight
             x = x + (rows[0] if inputs.types is None or len(rows) == 1 else rows[inputs.types])
@@ -148,7 +163,7 @@ class Encoder(NativeModel):
         return super().classify(pooled) if self.head is None else self.head.forward(pooled)
 
     def marked_modules(self) -> dict[str, nn.Module]:
-        marked: dict[str, nn.Module] = {"model.embed_tokens": self.embedding}
+        marked: dict[str, nn.Module] = {"model.embed_tokens": self.lookup}
         for layer in self.stack:
             marked |= {f"{layer.prefix}.self_attn": layer.attention, f"{layer.prefix}.mlp": layer.mlp}
         return marked if self.head is None else {**marked, "head": self.head}
@@ -157,10 +172,10 @@ class Encoder(NativeModel):
         return weight_views(self)
 
     def weight_slices(self) -> dict[str, Slice]:
-        return {}
+        return weight_slices(self)
 
     def prepare_loaded(self) -> None:
         prepare_loaded(self)
-        values = None if self.bias is None else self.bias.values()
+        values = None if self.bias is None else self.bias.values()  # of this rank's heads
         for layer in self.stack if values is not None else ():
             layer.attention.layer = dataclasses.replace(layer.attention.layer, bias_values=values)

@@ -18,7 +18,7 @@ from torch import Tensor
 from srv.models.base import ForwardContext, ModelInputs
 from srv.models.blueprint.recurrent import Lightning
 from srv.models.modules.mixer import Mixer
-from srv.models.modules.norms import make_norm
+from srv.models.modules.norms import DividedNorm, make_norm
 from srv.models.modules.place import Place
 from srv.platform.interface import OpArgs
 
@@ -30,13 +30,14 @@ class LightningAttention(Mixer):
 
     def __init__(self, part: Lightning, place: Place) -> None:
         super().__init__()
-        context, sizes = place.context, part.sizes
+        context, sizes = place.context, part.sizes.of_rank(place.context.group.size)
         self.sizes, self.place = sizes, context.state_place(place.layer)
         self.qkv_proj, self.output_gate, self.out_proj = map(place.linear, (part.qkv, part.gate, part.output))
-        self.norm = make_norm(part.norm, place)
+        self.norm = DividedNorm(part.norm, place) if context.group.size > 1 else make_norm(part.norm, place)
         self.decay: Tensor
-        exponents = torch.arange(1, sizes.heads + 1, device=context.device)
-        self.register_buffer("decay", -((2 ** (-8 / sizes.heads)) ** exponents) * part.decay, persistent=False)
+        heads, (first, end) = part.sizes.heads, context.group.share(part.sizes.heads)
+        exponents = torch.arange(first + 1, end + 1, device=context.device)
+        self.register_buffer("decay", -((2 ** (-8 / heads)) ** exponents) * part.decay, persistent=False)
         self._scan: Callable[..., Any] = context.ops.bind("state_space_scan", OpArgs(context.dtype, sizes.op_sizes))
 
     def forward(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:

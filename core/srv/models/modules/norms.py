@@ -6,14 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from srv.dist.group import RankGroup
 from srv.models import blueprint
 from srv.models.blueprint.latent import GatedNorm
 from srv.models.checkpoints.slices import Slice
+from srv.models.layers.context import BuildContext
 from srv.models.layers.norm import LayerNorm, Norm, RMSNorm, UnitOffsetLayerNorm, UnitOffsetRMSNorm
 from srv.models.layers.op_layer import TORCH
 from srv.models.layers.weight_module import WeightModule
 from srv.models.modules.place import Place
-from srv.platform.interface import OpArgs
+from srv.platform.interface import Communicator, OpArgs
 
 
 def make_norm(part: blueprint.Norm, place: Place) -> Norm:
@@ -35,22 +37,69 @@ def make_norm(part: blueprint.Norm, place: Place) -> Norm:
 
 
 class HeadNorms(WeightModule):
-    """A LayerNorm without bias for each of several heads: weights [heads, dim]."""
+    """A LayerNorm without bias for each of several heads: weights [heads, dim], which each rank has of all heads."""
 
     def __init__(self, part: blueprint.HeadNorms, place: Place) -> None:
         super().__init__()
         self.name, self.joint = place.within(part).prefix, part.joint
         self.weight, self.eps, self.dim = place.context.empty(part.heads, part.size), part.eps, (part.size,)
+        self._own = slice(*place.context.group.share(part.heads))
         place.context.ops.note_own("layer_norm", OpArgs(place.context.dtype, {"dim": part.size}), TORCH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, heads, dim] -> [T, heads, dim]."""
-        return F.layer_norm(x, self.dim, None, None, self.eps) * self.weight
+        """[T, heads of this rank, dim] -> the same."""
+        return F.layer_norm(x, self.dim, None, None, self.eps) * self.weight[self._own]
 
     def weight_views(self) -> dict[str, Tensor]:
         if self.joint:
             return {f"{self.name}.weight": self.weight}
         return {f"{self.name}.norms.{head}.weight": weight for head, weight in enumerate(self.weight)}
+
+
+class GroupMeans:
+    """Means over groups of channels of which several ranks have parts: rank r of R a part of group r G // R of G."""
+
+    def __init__(self, groups: int, group: RankGroup, communicator: Communicator | None) -> None:
+        self._groups, self._number, self._communicator = groups, group.rank * groups // group.size, communicator
+        self._share = groups / group.size  # of a group, on each of its ranks
+
+    @staticmethod
+    def of(groups: int, context: BuildContext) -> GroupMeans | None:
+        """None if each rank has whole groups."""
+        whole = groups % context.group.size == 0
+        return None if whole else GroupMeans(groups, context.group, context.communicator)
+
+    def of_squares(self, x: Tensor) -> Tensor:
+        """x float32 [T, n], this rank's channels of its group -> the mean of the squares of the whole group, [T, 1]."""
+        means = x.new_zeros(len(x), self._groups)
+        means[:, self._number] = x.square().mean(-1) * self._share
+        if self._communicator is not None:
+            means = self._communicator.all_reduce(means)
+        return means[:, self._number, None]
+
+
+class DividedNorm(WeightModule):
+    """An RMS norm of all heads, on one of several ranks, which has some of the heads."""
+
+    def __init__(self, part: blueprint.JointNorm, place: Place) -> None:
+        super().__init__()
+        context = place.context
+        begin, end = context.group.share(part.size, part.size // part.heads)
+        self.name, self.eps, self.weight = place.within(part).prefix, part.eps, context.empty(end - begin)
+        self._slice = Slice(0, begin, end, part.size)
+        self._means = GroupMeans(1, context.group, context.communicator)
+        context.ops.note_own(blueprint.JOINT_NORM, OpArgs(context.dtype, {"dim": end - begin}), TORCH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, dim of this rank's heads] -> the same."""
+        wide = x.float()
+        return (wide * torch.rsqrt(self._means.of_squares(wide) + self.eps)).to(x.dtype) * self.weight
+
+    def weight_views(self) -> dict[str, Tensor]:
+        return {f"{self.name}.weight": self.weight}
+
+    def weight_slices(self) -> dict[str, Slice]:
+        return {f"{self.name}.weight": self._slice}
 
 
 class DividedNorms(WeightModule):

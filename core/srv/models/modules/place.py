@@ -10,6 +10,7 @@ from torch import Tensor
 from srv.dist.mesh import Axis
 from srv.models import blueprint
 from srv.models.blueprint import Temperature, below
+from srv.models.checkpoints.slices import Slice, share
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.layers.linear import Projection
@@ -72,8 +73,14 @@ class Place(NamedTuple):
         """That of a layer of the stack that stands here."""
         return self._replace(prefix=self.name(f"layers.{number}"), layer=number)
 
+    def slices(self, part: blueprint.Tensors) -> dict[str, Slice]:
+        """The slices of tensors that stand here on this rank; of those that are not whole."""
+        named = ((self.within(part).name(name), part.sections_of(name)) for name in part.shapes)
+        found = {name: share(self.context.group, 0, sections) for name, sections in named if sections}
+        return {name: each for name, each in found.items() if not each.is_whole}
+
     def linear(self, part: blueprint.Linear) -> Projection:
         outputs = {self.within(part).name(name): size for name, size in part.outputs.items()}
-        made = self.factory.linear(outputs, part.inputs, part.bias, part.split, part.unit)
+        made = self.factory.linear(outputs, part.inputs, part.bias, part.split, part.sections or part.unit)
         made.role = part.role
         return made

@@ -36,7 +36,9 @@ class RecurrentBlock(Mixer):
 
     def __init__(self, part: LinearRecurrence, place: Place) -> None:
         super().__init__()
-        context, channels, width, heads = place.context, part.sizes.channels, part.sizes.width, part.heads
+        context, ranks = place.context, place.context.group.size
+        (channels, width), heads = part.sizes.of_rank(ranks), part.heads // ranks
+        self.slices = place.slices(part.tensors)
         block = channels // heads
         self.prefix, self.place, self.heads = place.prefix, context.state_place(place.layer), heads
         self.in_proj, self.out_proj = place.linear(part.inputs), place.linear(part.output)

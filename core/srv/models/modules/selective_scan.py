@@ -30,12 +30,13 @@ CONV, STATE = "conv", "state"  # the names of the states
 class SelectiveScan(Mixer):
     """[T, hidden] -> [T, hidden] over the states "conv" ``[C, W]`` and "state" ``[C, N]`` of each row.
 
-    The bias of steps is added in float32.
+    The bias of steps is added in float32. Ranks divide channels; steps, b and c follow from all channels.
     """
 
     def __init__(self, part: recurrent_parts.SelectiveScan, place: Place) -> None:
         super().__init__()
-        context, sizes = place.context, part.sizes
+        context, sizes = place.context, part.sizes.of_rank(place.context.group.size)
+        self.slices, self.communicator = place.slices(part.tensors), context.communicator
         self.prefix, self.sizes, self.place = place.prefix, sizes, context.state_place(place.layer)
         self.in_proj, self.x_proj, self.dt_proj, self.out_proj = map(
             place.linear, (part.inputs, part.parameters, part.steps, part.output)
@@ -58,12 +59,12 @@ class SelectiveScan(Mixer):
         conv, state = states.tensors[CONV], states.tensors[STATE]
         values, new_conv = self._conv(values, self.conv_weight, self.conv_bias, conv, states.slots, states.lens)
         conv.index_copy_(0, states.slots, new_conv.to(conv.dtype))
-        parameters = self.x_proj.kernel(values).split_with_sizes((sizes.rank, sizes.state_size, sizes.state_size), -1)
-        steps, b, c = (
-            (norm(each.contiguous()) for norm, each in zip(self.norms, parameters, strict=True))
-            if self.norms
-            else parameters
-        )
+        parameters = self.x_proj.kernel(values)  # of several ranks, a partial sum
+        if self.communicator is not None:
+            parameters = self.communicator.all_reduce(parameters)
+        steps, b, c = parameters.split_with_sizes((sizes.rank, sizes.state_size, sizes.state_size), -1)
+        if self.norms:
+            steps, b, c = (norm(each.contiguous()) for norm, each in zip(self.norms, (steps, b, c), strict=True))
         step = F.softplus(self.dt_proj.kernel(steps).float() + self.dt_bias)
         out, new_state = self._scan(values, b, c, self.rates, step, state, states.slots, states.lens)
         state.index_copy_(0, states.slots, new_state.to(state.dtype))

@@ -24,16 +24,17 @@ CONV = "conv"  # the name of the state
 
 
 class ShortConvolution(Mixer):
-    """[T, hidden] -> [T, hidden] over the state "conv" ``[hidden, width]`` of each row."""
+    """[T, hidden] -> [T, hidden] over the state "conv" ``[channels, width]`` of each row."""
 
     def __init__(self, part: recurrent_parts.ShortConvolution, place: Place) -> None:
         super().__init__()
-        context, hidden, width = place.context, part.sizes.channels, part.sizes.width
+        context, (channels, width) = place.context, part.sizes.of_rank(place.context.group.size)
+        self.slices = place.slices(part.convolution)
         self.prefix, self.place = place.prefix, context.state_place(place.layer)
         self.in_proj, self.out_proj = place.linear(part.inputs), place.linear(part.output)
-        self.conv_weight = context.empty(hidden, width)
-        self.conv_bias = context.empty(hidden) if part.inputs.bias else None
-        args = OpArgs(context.dtype, {"channels": hidden, "width": width})
+        self.conv_weight = context.empty(channels, width)
+        self.conv_bias = context.empty(channels) if part.inputs.bias else None
+        args = OpArgs(context.dtype, {"channels": channels, "width": width})
         self._conv: Callable[..., Any] = context.ops.bind("causal_conv1d", args)
 
     def forward(self, x: Tensor, inputs: ModelInputs, context: ForwardContext) -> Tensor:

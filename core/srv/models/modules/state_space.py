@@ -21,6 +21,7 @@ from srv.models.blueprint import recurrent as recurrent_parts
 from srv.models.layers.op_layer import TORCH
 from srv.models.layers.recurrent_sizes import GATED_NORM, StateSpaceSizes
 from srv.models.modules.mixer import Mixer
+from srv.models.modules.norms import GroupMeans
 from srv.models.modules.place import Place
 from srv.platform.interface import OpArgs
 
@@ -32,7 +33,9 @@ class StateSpace(Mixer):
 
     def __init__(self, part: recurrent_parts.StateSpace, place: Place) -> None:
         super().__init__()
-        context, sizes, scan = place.context, part.sizes, part.sizes.scan
+        context, sizes = place.context, part.sizes.of_rank(place.context.group.size)
+        scan = sizes.scan
+        self.slices = place.slices(part.tensors)
         self.prefix, self.sizes, self.eps = place.prefix, sizes, part.norm_eps
         self.place = context.state_place(place.layer)
         self.in_proj, self.out_proj = place.linear(part.inputs), place.linear(part.output)
@@ -43,6 +46,7 @@ class StateSpace(Mixer):
         rate = torch.empty(scan.heads, dtype=torch.float32, device=context.device)
         self.register_buffer("decay_rate", rate, persistent=False)
         self.norm_weight = context.empty(scan.inner) if sizes.norm else None
+        self.means = GroupMeans.of(part.sizes.scan.groups, context)
         if sizes.norm:
             context.ops.note_own(GATED_NORM, OpArgs(context.dtype, {"dim": scan.inner // scan.groups}), TORCH)
         self.input_factors: Tensor | None
@@ -89,8 +93,11 @@ class StateSpace(Mixer):
 
     def _normed(self, out: Tensor, weight: Tensor) -> Tensor:
         groups = out.view(len(out), self.sizes.scan.groups, -1)
-        normed = F.rms_norm(groups, groups.shape[-1:], None, self.eps)
-        return normed.flatten(1).to(weight.dtype) * weight
+        if self.means is not None:
+            normed = out * torch.rsqrt(self.means.of_squares(out) + self.eps)
+        else:
+            normed = F.rms_norm(groups, groups.shape[-1:], None, self.eps).flatten(1)
+        return normed.to(weight.dtype) * weight
 
     def prepare_loaded(self) -> None:
         torch.neg(self.a_log.float().exp(), out=self.decay_rate)

@@ -31,7 +31,7 @@ from srv.quantization.formats.layer_patterns import stated_names
 from srv.quantization.formats.stored_counts import ceil, names_of, one_layout
 from srv.quantization.formats.tool_files import modelopt_file
 from srv.quantization.method import DOWNLOAD_REMEDY, QuantMethod, StoredCounts, StoredModel, UnknownStorage
-from srv.quantization.schemes import SCALE, Fp8, HeldTensor, LayerSchemes, Matrix, Scheme
+from srv.quantization.schemes import SCALE, Fp8, HeldTensor, LayerSchemes, Matrix, Scheme, Units
 
 if TYPE_CHECKING:
     from srv.specs import ModelFacts
@@ -61,6 +61,10 @@ class NvFp4(Scheme):
     """NVFP4 as it is stored, but with the scale of a matrix for each of its outputs: fused layers have their own."""
 
     op = ""  # no platform has one
+
+    @property
+    def units(self) -> Units:
+        return Units(inputs=GROUP)
 
     def tensors(self, matrix: Matrix) -> tuple[HeldTensor, ...]:
         outputs = sum(matrix.outputs)
@@ -216,7 +220,7 @@ _NVFP4_METHOD = QuantMethod(
     layers=f"{_STORAGE}:NvFp4Layers",
     storage=f"{_STORAGE}:NvFp4StorageFormat",
     detect=_detect,
-    sharding=f"weights in {_NVFP4} cannot be sharded yet",
+    sharding=None,
     schemes=nvfp4_schemes,
     experts=_experts,
     row_tensors=("weight", SCALE, MATRIX_SCALE),

@@ -18,6 +18,7 @@ from srv.models.checkpoints.slices import Slice
 from srv.models.checkpoints.storage import StorageFormat, TensorGroups
 from srv.models.layers.context import BuildContext
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
+from srv.models.layers.factory import LocalSizes
 from srv.models.layers.linear import Projection
 from srv.models.layers.op_layer import OpLayer
 from srv.platform.experts import EXPERTS
@@ -31,6 +32,7 @@ from srv.quantization.method import DOWNLOAD_REMEDY, StoredModel
 from srv.quantization.schemes import SCALE, Scheme
 
 _SUFFIXES = ("weight", SCALE, MATRIX_SCALE)
+_COLUMNS_OF = {"weight": 2, SCALE: GROUP}  # columns of the matrix for each stored one
 _AT_ONCE = 1 << 20  # weights that are dequantized at a time: 4 MiB in float32, which the caches of processors hold
 _LARGEST_SCALE = 0x7E  # the code of 448; above it are NaN and negative numbers
 
@@ -146,13 +148,11 @@ class NvFp4Matrix(nn.Module):
 class NvFp4Linear(Projection):
     """y = x Wᵀ + b; bias [out] of `dtype` (the model's), or None."""
 
-    def __init__(
-        self, context: BuildContext, tables: NvFp4Tables, output_sizes: Mapping[str, int], inputs: int, bias: bool
-    ) -> None:
-        super().__init__(context.dtype, output_sizes, inputs)
-        outputs = sum(output_sizes.values())
-        self.matrix = NvFp4Matrix(context, tables, outputs, inputs=inputs)
-        self.bias = context.empty(outputs) if bias else None
+    def __init__(self, context: BuildContext, tables: NvFp4Tables, local: LocalSizes, bias: bool) -> None:
+        super().__init__(context.dtype, *local)
+        self.matrix = NvFp4Matrix(context, tables, local.outputs, inputs=local.inputs)
+        self._loaded_bias = context.empty(local.outputs) if bias else None
+        self.bias = self._loaded_bias if self.sharding.adds_bias else None
         self.kernel = self.multiply
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -168,7 +168,15 @@ class NvFp4Linear(Projection):
     def weight_views(self) -> dict[str, Tensor]:
         named = zip(_SUFFIXES, self.matrix.tensors, strict=True)
         views = {name: view for suffix, fused in named for name, view in self.part_views(suffix, fused).items()}
-        return views if self.bias is None else views | self.part_views("bias", self.bias)
+        return views if self._loaded_bias is None else views | self.part_views("bias", self._loaded_bias)
+
+    def weight_slices(self) -> dict[str, Slice]:
+        """Those of columns are in bytes of two weights, and in groups."""
+        slices, columns = super().weight_slices(), self.sharding.columns
+        if columns is not None:
+            stored = {suffix: columns.scaled(1, each) for suffix, each in _COLUMNS_OF.items()}
+            slices |= {f"{name}.{suffix}": part for name in self.output_sizes for suffix, part in stored.items()}
+        return slices
 
 
 class NvFp4Experts(ExpertWeights):
@@ -181,7 +189,7 @@ class NvFp4Experts(ExpertWeights):
         self.dtype, self.inputs, self.prefix, self.sizes = context.dtype, sizes.hidden, prefix, sizes
         self._compute = context.bind(EXPERTS, **sizes.op_sizes)
         self.gate_up = NvFp4Matrix(context, tables, sizes.experts, sizes.first_rows, inputs=sizes.hidden)
-        self.down = NvFp4Matrix(context, tables, sizes.experts, sizes.hidden, inputs=sizes.intermediate)
+        self.down = NvFp4Matrix(context, tables, sizes.experts, sizes.hidden, inputs=sizes.local)
         self.kernel = self.compute
 
     def compute(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -215,7 +223,9 @@ class NvFp4Experts(ExpertWeights):
         return {name: view for each in pairs for name, view in self.matrix_views(*each).items()}
 
     def weight_slices(self) -> dict[str, Slice]:
-        return {}
+        rows = {name: part for suffix in _SUFFIXES for name, part in self.row_slices(suffix).items()}
+        columns = (self.column_slices(suffix, 1, each) for suffix, each in _COLUMNS_OF.items())
+        return rows | {name: part for each in columns for name, part in each.items()}
 
 
 class NvFp4Layers(SchemeLayers):
@@ -225,8 +235,8 @@ class NvFp4Layers(SchemeLayers):
         super().__init__(context, modelopt.nvfp4_schemes(model))
         self._tables = NvFp4Tables.on(context.device)
 
-    def other_linear(self, scheme: Scheme, output_sizes: Mapping[str, int], inputs: int, bias: bool) -> Projection:
-        return NvFp4Linear(self.context, self._tables, output_sizes, inputs, bias)
+    def other_linear(self, scheme: Scheme, local: LocalSizes, bias: bool) -> Projection:
+        return NvFp4Linear(self.context, self._tables, local, bias)
 
     def other_experts(self, scheme: Scheme, prefix: str, sizes: ExpertSizes, bias: bool) -> ExpertWeights:
         return NvFp4Experts(self.context, self._tables, prefix, sizes)

@@ -134,9 +134,14 @@ class OrderedLinear(GGUFLinear):
     """
 
     def __init__(
-        self, context: BuildContext, output_sizes: Mapping[str, int], matrices: list[GGUFMatrix], bias: bool
+        self,
+        context: BuildContext,
+        output_sizes: Mapping[str, int],
+        matrices: list[GGUFMatrix],
+        bias: bool,
+        sharding: Sharding = WHOLE,
     ) -> None:
-        super().__init__(context, output_sizes, matrices, bias)
+        super().__init__(context, output_sizes, matrices, bias, sharding=sharding)
         self.columns = context.empty(len(output_sizes), self.inputs, dtype=torch.int64)
 
     @property
@@ -150,10 +155,49 @@ class OrderedLinear(GGUFLinear):
         orders = {f"{name}.columns": row for name, row in zip(self.output_sizes, self.columns, strict=True)}
         return super().weight_views() | orders
 
+    def weight_slices(self) -> dict[str, Slice]:
+        """Each rank has the whole order of the inputs."""
+        return {name: part for name, part in super().weight_slices().items() if not name.endswith(f".{_ORDER}")}
+
     def validate_loaded(self) -> str | None:
         other = (self.columns != self.columns[:1]).any(1).tolist()
         names = [name for name, differs in zip(self.output_sizes, other, strict=True) if differs]
         return f"the inputs of {names[0]} are in another order than those of the layers beside it" if names else None
+
+
+class GatheredLinear(Projection):
+    """As `OrderedLinear` with columns that ranks divide: those that follow one another in the order of groups, whose
+    inputs may be on any rank.
+
+    columns: int64 [inputs of this rank]: which of all inputs its matrix takes. `inner`: the product with these.
+    """
+
+    op = ""
+    delegates = True
+
+    def __init__(self, context: BuildContext, inner: GGUFLinear) -> None:
+        super().__init__(context.dtype, inner.output_sizes, inner.inputs, inner.sharding)
+        assert context.communicator is not None
+        self.inner, self._communicator, self.implementation = inner, context.communicator, inner.implementation
+        self.columns = context.empty(inner.inputs, dtype=torch.int64)
+        self.kernel = self.multiply
+
+    def multiply(self, x: Tensor) -> Tensor:
+        gathered = self._communicator.all_gather(x)  # [ranks, T, inputs of one rank]
+        return self.inner.kernel(gathered.transpose(0, 1).flatten(1).index_select(1, self.columns))
+
+    def weight_views(self) -> dict[str, Tensor]:
+        return self.inner.weight_views() | {f"{self._name}.{_ORDER}": self.columns}
+
+    def weight_slices(self) -> dict[str, Slice]:
+        columns = self.sharding.columns
+        assert columns is not None
+        return self.inner.weight_slices() | {f"{self._name}.{_ORDER}": columns._replace(axis=0)}
+
+    @property
+    def _name(self) -> str:
+        (name,) = self.output_sizes
+        return name
 
 
 class GGUFEmbedding(TokenEmbedding):

@@ -11,10 +11,11 @@ from srv.errors import InternalError, ModelError
 from srv.models.layers.context import BuildContext
 from srv.models.layers.embedding import TokenEmbedding
 from srv.models.layers.experts import ExpertSizes, ExpertWeights
-from srv.models.layers.factory import LayerFactory, LocalSizes
+from srv.models.layers.factory import LayerFactory, LocalSizes, Unit
 from srv.models.layers.linear import Projection, Split
 from srv.models.layers.moe_config import expert_names
 from srv.quantization.layers.blocks import (
+    GatheredLinear,
     GGUFEmbedding,
     GGUFExperts,
     GGUFLinear,
@@ -43,7 +44,7 @@ class SchemeLayers(LayerFactory):
         self._schemes = schemes
 
     def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: Unit = 1
     ) -> Projection:
         local = self.local_sizes(output_sizes, inputs, split, unit)
         scheme = self._schemes(tuple(output_sizes), inputs, False)
@@ -56,9 +57,9 @@ class SchemeLayers(LayerFactory):
                 return Fp8Linear(self.context, local, bias, scheme)
             case Blocks():
                 return self._block_linear(scheme, local, bias)
-        return self.other_linear(scheme, output_sizes, inputs, bias)
+        return self.other_linear(scheme, local, bias)
 
-    def other_linear(self, scheme: Scheme, output_sizes: Mapping[str, int], inputs: int, bias: bool) -> Projection:
+    def other_linear(self, scheme: Scheme, local: LocalSizes, bias: bool) -> Projection:
         """The linear layer of a scheme that this class does not know; for the factory of a method that has one."""
         raise _without_layers(scheme)
 
@@ -74,9 +75,10 @@ class SchemeLayers(LayerFactory):
     def _block_linear(self, scheme: Blocks, local: LocalSizes, bias: bool) -> Projection:
         runs = scheme.runs(tuple(local.output_sizes.values()))
         matrices = [empty_matrix(self.context, outputs, local.inputs, kind) for kind, outputs in runs]
-        if scheme.ordered:
-            return OrderedLinear(self.context, local.output_sizes, matrices, bias)
-        return GGUFLinear(self.context, local.output_sizes, matrices, bias, sharding=local.sharding)
+        if scheme.ordered and local.sharding.columns is None:
+            return OrderedLinear(self.context, local.output_sizes, matrices, bias, local.sharding)
+        linear = GGUFLinear(self.context, local.output_sizes, matrices, bias, sharding=local.sharding)
+        return GatheredLinear(self.context, linear) if scheme.ordered else linear
 
     def experts(self, prefix: str, sizes: ExpertSizes, bias: bool = False) -> ExpertWeights:
         """Raises ModelError for experts that are quantized in part, and for those that no layers hold."""
@@ -84,7 +86,7 @@ class SchemeLayers(LayerFactory):
         names, inputs = expert_names(prefix, sizes.experts, sizes.activation), (sizes.hidden, sizes.intermediate)
         first, down = (self._schemes(*each, False) for each in zip(names, inputs, strict=True))
         if first == down and first is not None and not isinstance(first, Int8 | Fp8 | Blocks):
-            return self.other_experts(first, prefix, sizes, bias)
+            return self.other_experts(first, prefix, local, bias)
         match first, down:
             case None, None:
                 return super().experts(prefix, sizes, bias)

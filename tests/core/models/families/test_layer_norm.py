@@ -253,11 +253,6 @@ def test_weights_are_quantized_at_load(tmp_path: Path) -> None:
     assert 1e-4 < float((ours - expected).norm() / expected.norm()) < 0.1
 
 
-def test_norms_of_heads_cannot_be_divided_among_ranks() -> None:
-    tree = native_tree("StableLmForCausalLM", {**SIZES, "qk_layernorm": True})
-    assert derive.divided(tree) is None
-
-
 FALCON = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "vocab_size": 97}
 
 

@@ -12,7 +12,8 @@ from architectures_swept import sweep
 from architectures_tiny import model_class, model_types
 from sizes_published import CONFIGS
 
-from srv.models.blueprint import Decoder
+from srv.models import derive
+from srv.models.blueprint import Part, Recurrent
 from srv.models.families.registry import built_in_native_names
 from srv.models.families.trees import native_tree_or_reason
 from srv_matrix.architectures import RECURRENT, ArchitectureRow, ArchitectureTable, read_table
@@ -67,7 +68,8 @@ def test_recurrent_layers_are_named_beside_attention(record: ArchitectureTable) 
     native = {row.architecture: dict[str, Any]() for row in record.rows if row.architecture in built_in_native_names()}
     configs = native | {name: fields for name, fields in CONFIGS.values() if name in native}
     made = {name: native_tree_or_reason(name, fields) for name, fields in configs.items()}
-    hybrids = {name for name, tree in made.items() if isinstance(tree, Decoder) and not tree.divisible}
+    trees = {name: tree for name, tree in made.items() if isinstance(tree, Part)}
+    hybrids = {name for name, tree in trees.items() if derive.find(tree, Recurrent) is not None}
     assert {row.architecture for row in record.rows if RECURRENT in row.traits} == hybrids
     assert all(len(row.traits) > 1 for row in record.rows if RECURRENT in row.traits)
 

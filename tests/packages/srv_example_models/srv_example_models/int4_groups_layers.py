@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from srv.models.layers.context import BuildContext
-from srv.models.layers.factory import LayerFactory
+from srv.models.layers.factory import LayerFactory, Unit
 from srv.models.layers.linear import Projection, Split
 from srv.quantization.method import StoredModel
 from srv_example_models.int4_groups import group_size, schemes
@@ -61,7 +61,7 @@ class Int4LayerFactory(LayerFactory):
         self._schemes, self._group_size = schemes(model), group_size(model.facts)
 
     def linear(
-        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: int = 1
+        self, output_sizes: Mapping[str, int], inputs: int, bias: bool, split: Split | None = None, unit: Unit = 1
     ) -> Projection:
         if self._schemes(tuple(output_sizes), inputs, False) is None:
             return super().linear(output_sizes, inputs, bias, split, unit)

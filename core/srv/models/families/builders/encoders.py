@@ -24,6 +24,7 @@ from srv.models.blueprint import (
     alike,
 )
 from srv.models.blueprint.encoders import ClassificationHead, Encoder, EncoderLayer, EncoderStack, RelativeBias
+from srv.models.checkpoints.slices import Section
 from srv.models.families.architecture import Pooled
 from srv.models.families.builders import parts
 from srv.models.families.builders.decoder_fields import Sizes
@@ -96,16 +97,20 @@ def attention(
     fused: bool = False,
     relative_bias: bool = False,
 ) -> Attention:
-    """Attention in both directions, on one rank. `rope`: None for that of `sizes`. `window`: how far a token sees.
+    """Attention in both directions. `rope`: None for that of `sizes`. `window`: how far a token sees.
 
     `fused`: checkpoints have queries, keys and values in one matrix.
     """
     hidden, dim = sizes.hidden_size, sizes.head_dim
     queries, keys = sizes.heads * dim, sizes.kv_heads * dim
-    qkv = {"qkv_proj": queries + 2 * keys} if fused else {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    parts = (("q_proj", queries), ("k_proj", keys), ("v_proj", keys))
+    qkv = Linear(dict(parts), hidden, bias, split="out", unit=dim)
+    if fused:
+        sections = (tuple(Section(size, dim) for _, size in parts),)
+        qkv = Linear({"qkv_proj": queries + 2 * keys}, hidden, bias, split="out", sections=sections)
     return Attention(
-        Linear(qkv, hidden, bias),
-        Linear({"o_proj": hidden}, queries, bias),
+        qkv,
+        Linear({"o_proj": hidden}, queries, bias, split="in"),
         sizes.heads,
         sizes.kv_heads,
         dim,
@@ -122,9 +127,11 @@ def mlp(sizes: Sizes, activation: Activation, *, bias: bool = True, down_bias: b
     """`bias`: of the matrices before the down projection. `fused`: checkpoints have the gate and the up projection in
     one matrix."""
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
-    up = {"gate_proj": inner, "up_proj": inner} if activation in GATED else {"up_proj": inner}
-    up = {"gate_up_proj": 2 * inner} if fused else up
-    return MLP(Linear(up, hidden, bias), Linear({"down_proj": hidden}, inner, down_bias), activation, name="mlp")
+    names = ("gate_proj", "up_proj") if activation in GATED else ("up_proj",)
+    up = Linear(dict.fromkeys(names, inner), hidden, bias, split="out")
+    if fused:
+        up = Linear({"gate_up_proj": 2 * inner}, hidden, bias, split="out", sections=((Section(inner),) * 2,))
+    return MLP(up, Linear({"down_proj": hidden}, inner, down_bias, split="in"), activation, name="mlp")
 
 
 def layer_norm(sizes: Sizes, *, bias: bool = True) -> Callable[[str], Norm]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from srv.models.blueprint import Linear, Norm, Tensors
 from srv.models.blueprint.recurrent import SelectiveScan, StateSpace
+from srv.models.checkpoints.slices import Section
 from srv.models.layers.recurrent_sizes import ScanSizes, SelectiveScanSizes, StateSpaceSizes
 from srv.models.unsupported import UnsupportedConfig
 
@@ -24,6 +25,8 @@ def state_space(
 ) -> StateSpace:
     """A Mamba-2 layer."""
     scan, channels = sizes.scan, sizes.channels
+    values, keys, heads = Section(scan.inner, scan.head_dim), Section(scan.keys, scan.state_size), Section(scan.heads)
+    convolved = (values, keys, keys)
     shapes: dict[str, tuple[int, ...]] = {"conv1d.weight": (channels, 1, sizes.width)}
     if sizes.conv_bias:
         shapes["conv1d.bias"] = (channels,)
@@ -31,9 +34,9 @@ def state_space(
     if sizes.norm:
         shapes["norm.weight"] = (scan.inner,)
     return StateSpace(
-        Linear({"in_proj": sizes.inputs}, hidden, sizes.bias),
-        Tensors(shapes),
-        Linear({"out_proj": hidden}, scan.inner, sizes.output_bias),
+        Linear({"in_proj": sizes.inputs}, hidden, sizes.bias, split="out", sections=((values, *convolved, heads),)),
+        Tensors(shapes, divided=True, sections=dict.fromkeys(("conv1d.weight", "conv1d.bias"), convolved)),
+        Linear({"out_proj": hidden}, scan.inner, sizes.output_bias, split="in"),
         sizes,
         eps,
         input_factors,
@@ -51,12 +54,12 @@ def selective_scan(
         shapes["conv1d.bias"] = (inner,)
     shapes |= {"dt_proj.bias": (inner,), "A_log": (inner, state), "D": (inner,)}
     return SelectiveScan(
-        Linear({"in_proj": 2 * inner}, hidden, bias),
-        Linear({"x_proj": sizes.rank + 2 * state}, inner),
+        Linear({"in_proj": 2 * inner}, hidden, bias, split="out", sections=((Section(inner), Section(inner)),)),
+        Linear({"x_proj": sizes.rank + 2 * state}, inner, split="in"),
         norms,
-        Linear({"dt_proj": inner}, sizes.rank),
-        Tensors(shapes),
-        Linear({"out_proj": hidden}, inner, bias),
+        Linear({"dt_proj": inner}, sizes.rank, split="out"),
+        Tensors(shapes, divided=True),
+        Linear({"out_proj": hidden}, inner, bias, split="in"),
         sizes,
         name=name,
     )

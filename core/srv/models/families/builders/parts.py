@@ -74,7 +74,7 @@ def attention(
     heads, keys, dim, hidden = sizes.heads, sizes.kv_heads * sizes.head_dim, sizes.head_dim, sizes.hidden_size
     q_norm, k_norm = norms or (None, None)
     outputs = {"q_proj": heads * dim * (1 + gated_queries), "k_proj": keys, "v_proj": keys}
-    gate = Linear({"gate_proj": heads}, hidden) if head_gates else None
+    gate = Linear({"gate_proj": heads}, hidden, split="out") if head_gates else None
     return Attention(
         Linear(outputs, hidden, bias, split="out", unit=dim),
         Linear({"o_proj": hidden}, heads * dim, bias if output_bias is None else output_bias, split="in"),
@@ -213,7 +213,6 @@ def decoder(
     skips: tuple[SkipConnection, ...] = (),
     logits_divisor: float = 1.0,
     logits_soft_cap: float | None = None,
-    divisible: bool = True,
 ) -> Decoder:
     """The model around its layers. `after`: the last norm, and what precedes it; `last_norm` if there is nothing.
 
@@ -227,5 +226,4 @@ def decoder(
         Tensors({"lm_head.bias": (vocab,)}, divided=True) if output_bias else None,
         logits_divisor=logits_divisor,
         logits_soft_cap=logits_soft_cap,
-        divisible=divisible,
     )
