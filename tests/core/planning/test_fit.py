@@ -11,6 +11,7 @@ from args_world import CONFIG, user
 from every import every
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sizes_published import CHECKPOINTS
 
 import srv.planning.fit
 from srv.args.statement import UserInput
@@ -19,6 +20,7 @@ from srv.cli.main import main
 from srv.errors import Refusal
 from srv.planning.fit import fit
 from srv.planning.plan import make_plan
+from srv_matrix.checkpoints import read_checkpoints
 
 CONTEXT = 100_000
 MIB = 2**20
@@ -102,6 +104,38 @@ def test_the_fewest_devices_are_the_first_number_that_holds_a_whole_request(fold
         assert answer.answer == accepted[0]
         needed[memory] = answer.answer
     assert len(set(needed.values())) > 1, needed
+
+
+# As GLM-4.6 is published in FP8, beside GLM-4.5 of the catalogue, which has its sizes.
+CHANNELS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+TOKENS = {**CHANNELS, "strategy": "token", "dynamic": True}
+GLM_FP8 = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": CHANNELS, "input_activations": TOKENS}},
+    "ignore": ["lm_head"],
+}
+
+
+@every(
+    ("name", "device", "devices", "fields"),
+    [
+        ("deepseek-ai/DeepSeek-V3", "cuda:h200", 8, {}),
+        ("moonshotai/Kimi-K2-Instruct", "cuda:h200", 8, {}),
+        ("zai-org/GLM-4.5", "cuda:h200", 4, {"quantization_config": GLM_FP8}),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "cuda:rtx4090", 4, {}),
+    ],
+)
+def test_published_models_that_no_single_card_holds(
+    name: str, device: str, devices: int, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """In FP8 blocks with latent attention, with scales of channels, and packed in groups."""
+    (entry,) = (each for each in read_checkpoints(CHECKPOINTS) if each.id == name)
+    (tmp_path / "config.json").write_text(json.dumps({**entry.config, **fields}))
+    answer = fit(launch(tmp_path, device, context_length=8192), "devices")
+    assert answer.answer == devices
+    assert answer.refused is not None
+    assert holds(launch(tmp_path, f"{device},count={devices}", tp_size=devices, context_length=8192), 8192, 1)
 
 
 def test_devices_that_are_too_few_are_refused_with_the_reasons(folder: Path) -> None:
