@@ -67,8 +67,8 @@ FAULTS = (
     Fault(
         name="parts-are-read-from-the-first-row",
         file="core/srv/models/checkpoints/safetensors_file.py",
-        text="begin, size = begin + part.begin * row,",
-        planted="begin, size = begin,",
+        text="((stored.begin + begin * row, end - begin)",
+        planted="((stored.begin, end - begin)",
         effect="With several ranks and --weight-loader-disable-mmap, ranks hold the rows of the first: nonsense.",
         tests=(_READING,),
     ),

@@ -82,8 +82,8 @@ FAULTS = (
     Fault(
         name="rank-reads-the-first-rows-of-a-gguf",
         file="core/srv/models/checkpoints/gguf_loader.py",
-        text="chosen = slice(begin + start, begin + end)",
-        planted="chosen = slice(start, end)",
+        text="return rows[part.begin : part.end], None",
+        planted="return rows[: part.end - part.begin], None",
         effect="With several ranks and a GGUF file, all ranks hold the weights of the first one: nonsense.",
         tests=(_SHARDING,),
     ),

@@ -36,9 +36,9 @@ FAULTS = (
     ),
     Fault(
         name="every-rank-adds-the-bias",
-        file="core/srv/models/layers/linear.py",
-        text="return self.columns is None or self.columns.begin == 0",
-        planted="return True",
+        file="core/srv/models/layers/factory.py",
+        text="first = group.rank == 0",
+        planted="first = True",
         effect="With several ranks, models with a bias in o_proj or down_proj add it once per rank.",
         tests=(_SHARDING,),
     ),
