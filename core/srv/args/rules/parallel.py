@@ -264,7 +264,7 @@ DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
         "too_few_devices",
         _enough_for_replicas,
         "Choose fewer replicas or ranks, so that each rank has a device.",
-        reads=("tp_size",),
+        reads=("tp_size", "enable_dp_attention"),
     ),
     Constraint("base_device_id", "no_device_indices", _no_base_in_host_memory, "Leave it out."),
     Constraint("device_id_step", "no_device_indices", _no_step_in_host_memory, "Leave it out."),
