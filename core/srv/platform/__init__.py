@@ -28,12 +28,14 @@ The modules of the first list are torch-free:
     contract       creates a live platform from a manifest and checks it
     ops            binds a platform's op implementations to the callables that layers hold
     transfers      copies between host and device, through staging memory of the step
+    operands       checks what collective operations are given
+    process_group  communicators over torch.distributed's process groups
     pools          allocates the pools of cache groups
     page_copies    copies pages between pools
     diagnosis      checks that a platform's `diagnose` may return
 """
 
-API_VERSION = (2, 0)
+API_VERSION = (2, 1)
 
 OLDEST_API = (2, 0)
 """The oldest contract version whose plugins are accepted. A new major version keeps its predecessor's last one."""

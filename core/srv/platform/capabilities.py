@@ -17,6 +17,10 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "host_memory": "the device computes in host memory, which it shares with every other process",
         "overlap": "the host may plan the next step while the device computes the current one",
         "communicator": "several ranks on one machine compute each layer together: Platform.communicator",
+        "reduce_scatter": "a sum over ranks of which each gets its part: Communicator.reduce_scatter",
+        "all_to_all": "each rank has rows for each other: Communicator.all_to_all, all_to_all_uneven",
+        "broadcast": "one rank's tensor goes to the others: Communicator.broadcast",
+        "send_recv": "two ranks of a group exchange a tensor: Communicator.send, recv",
         "memory_use": "what this process has allocated on the device is known: Platform.memory_use",
         "profiler_ranges": "named ranges for the profiler of the device's vendor: Platform.profiler_range",
         "graphs": "a captured step can be replayed with new KV lengths from the host",
@@ -46,7 +50,20 @@ OPS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The op contracts that a platform implements if it declares a capability."""
 
-SINCE: Mapping[str, tuple[int, int]] = MappingProxyType({})
+COLLECTIVES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "communicator": ("all_reduce", "all_gather", "barrier", "abort"),
+        "reduce_scatter": ("reduce_scatter",),
+        "all_to_all": ("all_to_all", "all_to_all_uneven"),
+        "broadcast": ("broadcast",),
+        "send_recv": ("send", "recv"),
+    }
+)
+"""The members that a communicator has if its platform declares a capability; the others need "communicator" too."""
+
+SINCE: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {capability: (2, 1) for capability in COLLECTIVES if capability != "communicator"}
+)
 """What was added after `OLDEST_API`, with its contract version: "graphs" is a capability, and a member of `Platform` if
 that has one of this name; "BackendSpec.lengths" is a field. A plugin of an older version that has it is refused."""
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 from srv.dist.group import RankGroup
 from srv.errors import PlatformUnavailable, PluginError, SrvError
 from srv.platform import API_VERSION
-from srv.platform.capabilities import SINCE
+from srv.platform.capabilities import COLLECTIVES, SINCE
 from srv.platform.checks import Version, check_known_names
 from srv.platform.interface import AttentionBackend, Communicator, Graphs, OpImpl, Platform
 from srv.platform.latent import LatentAttentionBackend
@@ -86,12 +86,13 @@ def check_platform(
     _check_values(cast(Platform, live), distribution, name)
 
 
-def join(platform: Platform, group: RankGroup) -> Communicator:
-    """The communicator, checked, of a platform with this capability for a group of several ranks."""
+def join(platform: Platform, group: RankGroup, capabilities: Collection[str]) -> Communicator:
+    """The communicator, checked, of a platform with the capability "communicator" for a group of several ranks."""
     communicator = platform.communicator(group)
     path = f"{type(platform).__name__}.communicator({group.name!r})"
-    for member in ("all_reduce", "all_gather", "barrier", "abort"):
-        _check_method(communicator, vars(Communicator)[member], platform.name, f"{path}.{member}")
+    for capability, members in COLLECTIVES.items():
+        for member in members if capability in capabilities else ():
+            _check_method(communicator, vars(Communicator)[member], platform.name, f"{path}.{member}")
     return communicator
 
 

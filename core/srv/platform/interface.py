@@ -281,21 +281,57 @@ class Graphs(Protocol):
 
 
 class Communicator(Protocol):
-    """The collective operations of one group of ranks.
+    """The collective operations of one group of ranks, as far as the platform's capabilities say (`COLLECTIVES`).
 
-    All members call the same operations with tensors of the same shape and dtype, in the same order, on the thread that
-    runs steps. They may be called while a step is captured: a replay repeats them. An operation that a member does not
-    join raises `srv.errors.RankLost` with the name of the group, within `RankGroup.timeout_s`.
+    All members call the same operations with tensors of the same dtype and, where nothing else is said, of the same
+    shape, in the same order, on the thread that runs steps. Sums are of float32, float16, bfloat16, int32 and int64;
+    what only moves values takes any dtype. A tensor that is replaced is contiguous, or ValueError is raised; others
+    need not be. Tensors are on the device, and may have no elements.
+
+    Operations may be called while a step is captured: a replay repeats them, with the same numbers of rows. Those of
+    "send_recv", and `all_to_all_uneven`, are called in eager steps only. An operation that a member does not join
+    raises `srv.errors.RankLost` with the name of the group, within `RankGroup.timeout_s`. The host does not wait,
+    unless it computes the operation itself.
     """
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Replace `tensor` (contiguous, on the device) by the sum over all members, and return it.
-
-        Every member gets the same bits.
-        """
+        """Replace `tensor` by the sum over all members, and return it. Every member gets the same bits."""
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """[members, *shape]: the tensors of all members, in the order of their ranks."""
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """tensor: [members * n, *shape]. Returns [n, *shape]: of the sum over all members, the n rows of this member.
+
+        ValueError if the rows cannot be divided among the members.
+        """
+
+    def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
+        """tensor: [members * n, *shape], n rows for each member, in the order of ranks. Returns the same shape: the n
+        rows that each member has for this one.
+
+        ValueError if the rows cannot be divided among the members.
+        """
+
+    def all_to_all_uneven(self, tensor: torch.Tensor, send: Sequence[int], receive: Sequence[int]) -> torch.Tensor:
+        """As `all_to_all`, with send[i] rows for member i, and receive[i] from it: [sum(receive), *shape].
+
+        The numbers are on the host; `send` of each member and `receive` of the others agree. Members' tensors differ
+        in the number of rows alone. ValueError if `tensor` does not have sum(send) rows.
+        """
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        """Replace `tensor` by that of the member `source`, and return it."""
+
+    def send(self, tensor: torch.Tensor, target: int) -> None:
+        """Send to the member `target`, which calls `recv`; no other member takes part.
+
+        Two members pair these calls in their order. One that sends may wait until the other receives, so two that
+        both send first may wait for one another.
+        """
+
+    def recv(self, tensor: torch.Tensor, source: int) -> torch.Tensor:
+        """Replace `tensor` by the one that the member `source` sends, of the same shape and dtype, and return it."""
 
     def barrier(self) -> None:
         """Wait until every member is here; for starting up, so at most `RankGroup.start_timeout_s`."""
@@ -368,7 +404,9 @@ class Platform(Protocol):
         """Join a group of several ranks; returns when all members have joined.
 
         Called once per group, after `init_worker`, if the platform declares the capability "communicator". A
-        platform that never declares it needs no such member (`srv.platform.contract.OPTIONAL`).
+        platform that never declares it needs no such member (`srv.platform.contract.OPTIONAL`). A rank may be in
+        several groups at a time, with other ranks in each; groups with the same members have communicators of their
+        own. All members join their groups in the same order.
         """
 
     def profiler_range(self, name: str) -> AbstractContextManager[None]:

@@ -7,7 +7,7 @@ have measured then (`srv.worker.allocate`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -106,7 +106,7 @@ def load(spec: EngineSpec, group: RankGroup, start: RankStart) -> LoadedRank:
     try:
         if group.size > 1:
             with start.phase("ranks", RUNTIME):
-                join_groups(platform, mesh_of(config.get), group, joined)
+                join_groups(platform, capabilities, mesh_of(config.get), group, joined)
         communicator = joined["tensor"].communicator if joined else None
         start.attach(platform, device, capabilities)
         context = BackendContext(platform, device, None, config.schedule.max_running_requests, transfers)
@@ -136,7 +136,13 @@ def load(spec: EngineSpec, group: RankGroup, start: RankStart) -> LoadedRank:
         raise
 
 
-def join_groups(platform: Platform, mesh: Mesh, group: RankGroup, joined: dict[Axis, JoinedGroup]) -> None:
+def join_groups(
+    platform: Platform,
+    capabilities: Collection[str],
+    mesh: Mesh,
+    group: RankGroup,
+    joined: dict[Axis, JoinedGroup],
+) -> None:
     """Meet the other ranks of the group of all ranks, and those of this rank along each axis that divides layers.
 
     All ranks meet in the same order. Groups of the same ranks share a communicator. `joined` gets each group as soon
@@ -146,7 +152,7 @@ def join_groups(platform: Platform, mesh: Mesh, group: RankGroup, joined: dict[A
     for axis in AXES:
         members, own = mesh.members(axis, group.rank), mesh.group(axis, group)
         if members not in made:
-            made[members] = join(platform, own) if len(members) > 1 else None
+            made[members] = join(platform, own, capabilities) if len(members) > 1 else None
         joined[axis] = JoinedGroup(own, made[members])
 
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-ABI_VERSION = 21
+ABI_VERSION = 22
 BLOCK_TOKENS = 16  # tokens in a KV block
 MAX_HEAD_DIM = 512  # the widest attention head
 
@@ -211,8 +211,12 @@ def open_library(path: Path, isa: str = "") -> Loaded:
     library.srv_shared_group_bytes.argtypes, library.srv_shared_group_bytes.restype = (_LONG,), _LONG
     rank = (_POINTER, _LONG, _LONG, _LONG)  # the mapping, the number of members, this rank, the timeout
     library.srv_shared_all_reduce.argtypes = (_INT, *rank, _POINTER, _LONG)
+    library.srv_shared_reduce_scatter.argtypes = (_INT, *rank, _POINTER, _LONG, _POINTER)
     library.srv_shared_all_gather.argtypes = (*rank, _POINTER, _LONG, _POINTER)
-    library.srv_shared_all_reduce.restype = library.srv_shared_all_gather.restype = _LONG
+    library.srv_shared_all_to_all.argtypes = (*rank, _POINTER, _POINTER, _POINTER)
+    library.srv_shared_broadcast.argtypes = (*rank, _POINTER, _LONG, _LONG)
+    for name in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"):
+        getattr(library, f"srv_shared_{name}").restype = _LONG
     for size in (library.srv_packed_elements, library.srv_packed_w8a8_bytes):
         size.argtypes, size.restype = (_LONG, _LONG), _LONG
     if isa and not library.srv_choose_isa(isa.encode()):

@@ -21,7 +21,7 @@ def _create(context: EngineContext) -> Platform:
 
 MANIFEST = Manifest(
     name="cpu",
-    api=(2, 0),
+    api=(2, 1),
     core=">=0.1,<0.2",
     variants=("avx2", "avx512", "amx", "neon"),
     priority=0,

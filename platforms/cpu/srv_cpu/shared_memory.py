@@ -11,7 +11,7 @@ import ctypes
 import logging
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -66,6 +66,25 @@ class SharedMemory:
         """Copy `tensor` of all members to `gathered` [members, *shape]; both are contiguous, of any dtype."""
         gather = self._library.srv_shared_all_gather
         self._check(gather(*self._member, tensor.data_ptr(), tensor.nbytes, gathered.data_ptr()))
+
+    def reduce_scatter(self, tensor: Tensor, part: Tensor) -> None:
+        """Write to `part` (contiguous) this member's part of the sum of `tensor` [members * n, *shape], as that of
+        `all_reduce`.
+        """
+        reduce, type_id = self._library.srv_shared_reduce_scatter, SUMMED_DTYPES[tensor.dtype]
+        self._check(reduce(type_id, *self._member, tensor.data_ptr(), part.numel(), part.data_ptr()))
+
+    def all_to_all(self, tensor: Tensor, table: Sequence[int], received: Tensor) -> None:
+        """Copy the parts of `tensor` of all members that are for this one to `received`; both are contiguous.
+
+        table: the bytes that each member sends to each, [members, members]; the same on all.
+        """
+        exchange, sizes = self._library.srv_shared_all_to_all, (ctypes.c_int64 * len(table))(*table)
+        self._check(exchange(*self._member, tensor.data_ptr(), ctypes.addressof(sizes), received.data_ptr()))
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Replace `tensor` (contiguous, of any dtype) by that of the member `source`."""
+        self._check(self._library.srv_shared_broadcast(*self._member, tensor.data_ptr(), tensor.nbytes, source))
 
     def abort(self) -> None:
         """Operations of all members fail from now on. The memory is released with this object."""

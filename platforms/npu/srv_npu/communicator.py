@@ -1,8 +1,10 @@
 """The process group of HCCL, through torch_npu, for `srv.platform.process_group`.
 
-A group's communicator, with two buffers on the device (2 x HCCL_BUFFSIZE, 400 MB unless that is set), is made by its
-first operation, which is the barrier in which all members meet: no capture makes one. Several ranks have run on
-simulated devices only.
+Each group has a communicator of its own, with two buffers on the device: the ops that dispatch rows to experts allow no
+other operation in theirs. The size of each is `RankGroup.buffer_mib` (else HCCL_BUFFSIZE, 200 MB if unset). It
+is made by the group's first operation, which is the barrier in which all members meet: no capture makes one. `send` and
+`recv` make another one per pair of ranks. HCCL takes no tensor that does not begin where its memory does. Several ranks
+have run on simulated devices only.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from srv_npu.sdk import Sdk
 
 def join(sdk: Sdk, group: RankGroup, device: torch.device) -> ProcessGroupCommunicator:
     """Join a group through HCCL, or the simulator's stand-in for it."""
-    return ProcessGroupCommunicator(group, device, lambda member: _make_group(sdk, member))
+    return ProcessGroupCommunicator(group, device, lambda member: _make_group(sdk, member), views=False)
 
 
 def _make_group(sdk: Sdk, member: Membership) -> Any:
@@ -27,6 +29,8 @@ def _make_group(sdk: Sdk, member: Membership) -> Any:
     options._timeout = member.timeout
     options.global_ranks_in_group = list(range(member.size))
     options.hccl_config = {"group_name": member.name}
+    if member.buffer_mib:
+        options.hccl_config |= {"hccl_buffer_size": member.buffer_mib}
     group = process_group(member.store, member.rank, member.size, options)
     if hasattr(group, "fail_with"):  # simulated operations fail where no caller waits; HCCL's watchdog ends the process
         group.fail_with(member.lost)

@@ -23,7 +23,7 @@ def _create(context: EngineContext) -> Platform:
 
 MANIFEST = Manifest(
     name="npu",
-    api=(2, 0),
+    api=(2, 1),
     core=">=0.1,<0.2",
     variants=VARIANTS,
     priority=80,

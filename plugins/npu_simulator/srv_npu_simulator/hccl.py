@@ -64,27 +64,82 @@ class ProcessGroupHCCL(SimulatedProcessGroup):
         self._lost = lost
 
     def allreduce(self, tensors: Sequence[Tensor], options: Any = None) -> Work:
-        rules = Rules("allreduce")
-        check_placement(rules.operator, ("tensors",), (tensors,), {})
-        rules.require(len(tensors) == 1, "tensors", f"{len(tensors)} tensors", "must be one: a process has one card")
+        rules = _checked("allreduce", tensors)
         rules.dtype("tensors", tensors[0], SUMMED)
-        rules.contiguous("tensors", tensors[0])
         return super().allreduce(tensors, options)
 
     def _allgather_base(self, output: Tensor, input: Tensor) -> Work:
-        rules = Rules("_allgather_base")
-        check_placement(rules.operator, ("output", "input"), (output, input), {})
-        rules.same_dtype("output", output, "input", input.dtype)
-        rules.contiguous("output", output)
-        rules.contiguous("input", input)
+        rules = _checked_pair("_allgather_base", output, input)
         rule = f"must have {self._size} times the elements of input, which has {input.numel()}"
         rules.require(output.numel() == self._size * input.numel(), "output", f"of {output.numel()} elements", rule)
         return super()._allgather_base(output, input)
+
+    def _reduce_scatter_base(self, output: Tensor, input: Tensor) -> Work:
+        rules = _checked_pair("_reduce_scatter_base", output, input)
+        rules.dtype("input", input, SUMMED)
+        rule = f"must have {self._size} times the elements of output, which has {output.numel()}"
+        rules.require(input.numel() == self._size * output.numel(), "input", f"of {input.numel()} elements", rule)
+        return super()._reduce_scatter_base(output, input)
+
+    def alltoall_base(
+        self, output: Tensor, input: Tensor, output_split_sizes: Sequence[int], input_split_sizes: Sequence[int]
+    ) -> Work:
+        rules = _checked_pair("alltoall_base", output, input)
+        for name, tensor, sizes in (("output", output, output_split_sizes), ("input", input, input_split_sizes)):
+            rules.require(tensor.dim() > 0, name, "without dimensions", "must have at least one")
+            if sizes:
+                rule = f"must be sizes for {self._size} ranks that add up to {len(tensor)}"
+                fits = len(sizes) == self._size and sum(sizes) == len(tensor)
+                rules.require(fits, f"{name}_split_sizes", str(list(sizes)), rule)
+            else:
+                rule = f"must have a first dimension that {self._size} divides"
+                rules.require(len(tensor) % self._size == 0, name, f"of shape {tuple(tensor.shape)}", rule)
+        if not output_split_sizes and not input_split_sizes:
+            rule = f"must have the elements of input, which has {input.numel()}"
+            rules.require(output.numel() == input.numel(), "output", f"of {output.numel()} elements", rule)
+        return super().alltoall_base(output, input, output_split_sizes, input_split_sizes)
+
+    def broadcast(self, tensors: Sequence[Tensor], options: Any) -> Work:
+        _checked("broadcast", tensors)
+        return super().broadcast(tensors, options)
+
+    def send(self, tensors: Sequence[Tensor], target: int, tag: int) -> Work:
+        _checked("send", tensors)
+        return super().send(tensors, target, tag)
+
+    def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> Work:
+        rules = _checked("recv", tensors)
+        rules.require(source >= 0, "source", str(source), "must be a rank: HCCL does not receive from any")
+        return super().recv(tensors, source, tag)
 
 
 def process_group_class(accelerator: Accelerator) -> type[ProcessGroupHCCL]:
     """The class whose groups compute on that card."""
     return type("ProcessGroupHCCL", (ProcessGroupHCCL,), {"accelerator": accelerator})
+
+
+def _checked(operator: str, tensors: Sequence[Tensor]) -> Rules:
+    """The rules of an operation on one tensor, which it replaces or sends, after those that all of them have."""
+    rules = Rules(operator)
+    check_placement(operator, ("tensors",), (tensors,), {})
+    rules.require(len(tensors) == 1, "tensors", f"{len(tensors)} tensors", "must be one: a process has one card")
+    _check_memory(rules, "tensors", tensors[0])
+    return rules
+
+
+def _checked_pair(operator: str, output: Tensor, input: Tensor) -> Rules:
+    rules = Rules(operator)
+    check_placement(operator, ("output", "input"), (output, input), {})
+    rules.same_dtype("output", output, "input", input.dtype)
+    _check_memory(rules, "output", output)
+    _check_memory(rules, "input", input)
+    return rules
+
+
+def _check_memory(rules: Rules, name: str, tensor: Tensor) -> None:
+    rules.contiguous(name, tensor)
+    offset = tensor.storage_offset()
+    rules.require(offset == 0, name, f"at element {offset} of its storage", "must be at its beginning")
 
 
 def _check_config(config: Mapping[str, Any]) -> None:

@@ -29,6 +29,7 @@ KV_ORDER = "page_token_head"
 _CAPABILITIES = frozenset(
     {
         *("paged_kv", "prefix_cache", "chunked_prefill", "overlap", "graphs", "piecewise_graphs", "w8a8"),
+        *("communicator", "reduce_scatter", "all_to_all", "broadcast", "send_recv"),
         "memory_use",
         *("float32", "float16", "bfloat16"),
     }

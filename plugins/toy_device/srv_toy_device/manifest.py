@@ -61,7 +61,7 @@ def create(context: EngineContext) -> Platform:
 
 MANIFEST = Manifest(
     name="toy",
-    api=(2, 0),
+    api=(2, 1),
     core=">=0.1,<0.2",
     variants=(VARIANT,),
     priority=0,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
 
+from srv.dist.group import RankGroup
 from srv.errors import PlatformUnavailable
 from srv.platform.diagnosis import verdict
-from srv.platform.interface import Check, Graphs, KVBuffers, Memory, MemoryUse, OpImpl
+from srv.platform.interface import Check, Communicator, Graphs, KVBuffers, Memory, MemoryUse, OpImpl
 from srv.platform.ops import implementations
 from srv.platform.page_copies import copy_page_runs
 from srv.platform.pools import plain_pool
@@ -82,6 +84,13 @@ class ToyPlatform:
     @property
     def graphs(self) -> Graphs:
         return self._graphs
+
+    def communicator(self, group: RankGroup) -> Communicator:
+        """Through the simulated counterpart of a vendor's library, which a vendor's platform replaces."""
+        from srv.platform.process_group import ProcessGroupCommunicator  # imports torch.distributed
+        from srv_toy_device.device import make_process_group
+
+        return ProcessGroupCommunicator(group, self.device(self._index), partial(make_process_group, self._accelerator))
 
     def graph_piece(self) -> AbstractContextManager[Callable[[], None]]:
         return self._graphs.piece()

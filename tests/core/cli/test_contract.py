@@ -11,10 +11,11 @@ import pytest
 
 from srv.cli.contract import difference
 from srv.cli.main import main
-from srv.platform import API_VERSION
-from srv.platform.recorded import Field, Interface, read
+from srv.platform import API_VERSION, OLDEST_API
+from srv.platform.recorded import Field, Interface, read, recorded_versions
 
-PRESENT = f"{API_VERSION[0]}.{API_VERSION[1]}"
+PRESENT, OLDEST = (f"{major}.{minor}" for major, minor in (API_VERSION, OLDEST_API))
+ACCEPTED = PRESENT if PRESENT == OLDEST else f"{OLDEST} to {PRESENT}"
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -38,7 +39,7 @@ def test_versions_names_the_present_one(capsys: pytest.CaptureFixture[str]) -> N
     lines = output(capsys, "versions").splitlines()
     noted = {line.split(maxsplit=1)[0]: line for line in lines if line}
     assert noted[PRESENT].split(maxsplit=1)[1] == "the present version, not published"
-    assert lines[-1] == f"This srv accepts plugins whose Manifest.api is {PRESENT}."
+    assert lines[-1] == f"This srv accepts plugins whose Manifest.api is {ACCEPTED}."
 
 
 def test_diff_shows_what_changed_by_class() -> None:
@@ -95,7 +96,7 @@ def test_an_unknown_version_is_refused_with_those_that_are_recorded(capsys: pyte
     assert error.startswith("srv: 2 refusals:")
     assert "srv contract diff OLD = 1.0 (set by command line)" in error
     assert "srv contract diff NEW = newest (set by command line)" in error
-    assert f"Recorded versions: {PRESENT}." in error
+    assert f"Recorded versions: {', '.join(recorded_versions())}." in error
 
 
 def test_without_a_verb_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:

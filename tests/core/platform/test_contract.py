@@ -120,7 +120,7 @@ def found(
 ) -> InstalledPlatform:
     manifest = Manifest(
         name="example",
-        api=(2, 0),
+        api=(2, 1),
         core=">=0.1",
         variants=("one",),
         priority=1,
@@ -144,7 +144,7 @@ def test_a_platform_passes(platform: type) -> None:
         (Lacking, "Lacking.memory", "missing"),
         (Renamed, "Renamed.kv_buffers", "count"),
         (Demanding, "Demanding.post_load", "level"),
-        (Extra, "Extra.synchronise", "not a member of contract version 2.0"),
+        (Extra, "Extra.synchronise", "not a member of contract version 2.1"),
         (Misnamed, "Misnamed.name", "'sample'"),
         (BadOps, "BadOps.ops[0]", "str"),
         (lambda: None, "NoneType.copy_pages", "missing"),
@@ -293,7 +293,9 @@ def test_a_communicator_is_checked_when_ranks_join() -> None:
     live: Any = Good()
     joined = Joined()
     live.communicator = lambda group: joined
-    assert join(live, RankGroup(size=2)) is joined
+    assert join(live, RankGroup(size=2), {"communicator"}) is joined
+    with pytest.raises(PluginError, match=r"Good\.communicator\('tensor'\)\.recv: is missing"):
+        join(live, RankGroup(size=2), {"communicator", "send_recv"})
     joined.all_reduce = lambda: None  # type: ignore[method-assign,assignment,misc]
     with pytest.raises(PluginError, match=r"Good\.communicator\('tensor'\)\.all_reduce: has the signature \(\)"):
-        join(live, RankGroup(size=2))
+        join(live, RankGroup(size=2), {"communicator"})

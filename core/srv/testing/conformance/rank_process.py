@@ -7,11 +7,11 @@ Every rank calls the same operations in the same order; rank 1 is the one that i
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,18 +19,19 @@ from torch import Tensor
 
 from srv.dist.group import RankGroup
 from srv.errors import RankLost
+from srv.platform.capabilities import COLLECTIVES
 from srv.platform.contract import join
 from srv.platform.interface import AttentionBatch, Communicator
 from srv.testing.conformance.bench import Bench, difference
 from srv.testing.conformance.child import describe_exception, serve
+from srv.testing.conformance.collectives import SHAPES, Members, numbers
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.model import Fault
-from srv.testing.conformance.platform import same_device
 from srv.testing.conformance.setups import AttentionSetup, declared_dtypes, dtype_of, select_setups
 
-SHAPES = ((1,), (3, 37), (16, 1024), (257, 129))
 SLACK_S = 5.0
 _LATE_RANK = 1  # the rank that is late, or stays away
+_EAGER = ("send_recv",)  # what captured steps need not have
 _LATE_S = 0.3  # how much later it enters the barrier
 
 
@@ -40,9 +41,10 @@ def main() -> int:
 
 
 class _Tasks:
-    """The tasks of one rank, in their order. The communicator is kept from one task to the next."""
+    """The tasks of one rank, in their order. Communicators are kept from one task to the next."""
 
-    _communicator: Communicator
+    def __init__(self) -> None:
+        self._joined: list[Communicator] = []
 
     def respond(self, request: str, kit: Kit) -> dict[str, Any]:
         """The results of one task, or the fault that it found."""
@@ -61,95 +63,73 @@ class _Tasks:
             return {"fault": f"it raised {describe_exception(error)}", "lost": isinstance(error, RankLost)}
 
     def operations(self, kit: Kit, group: RankGroup) -> dict[str, Any]:
-        """Join the group, and call every operation."""
-        self._communicator = communicator = join(kit.platform, group)
+        """Join the group, and call every operation; then join a second one, and use both."""
+        self._joined = [communicator := join(kit.platform, group, kit.capabilities)]
         if group.rank == _LATE_RANK:
             time.sleep(_LATE_S)
         entered = time.monotonic()
         communicator.barrier()
         left = time.monotonic()
-        cases = [(shape, dtype) for dtype in declared_dtypes(kit) for shape in SHAPES]
-        sums = []
-        for shape, dtype in cases:
-            inputs = [_numbers(rank, shape, dtype_of(dtype)) for rank in range(group.size)]
-            what = f"{dtype} {list(shape)}"
-            _check_gather(kit, communicator, inputs, what)
-            sums.append(_check_reduce(kit, communicator, inputs, what))
-        described = [f"{dtype} {list(shape)}" for shape, dtype in cases]
-        return {"entered": entered, "left": left, "sums": sums, "cases": described}
+        sums = Members(kit, communicator, group).check()
+        self._use_two_groups(kit, group)
+        return {"entered": entered, "left": left, "sums": sums.digests, "cases": sums.cases}
+
+    def _use_two_groups(self, kit: Kit, group: RankGroup) -> None:
+        """All ranks, and those but rank 1 (of two, both) in the opposite order, take turns; then the second is left."""
+        [first] = self._joined
+        members = [rank for rank in reversed(range(group.size)) if rank != _LATE_RANK or group.size == 2]
+        dtype = dtype_of(declared_dtypes(kit)[0])
+        if kit.rank in members:
+            other = replace(group, name=f"{group.name}-of-some", rank=members.index(kit.rank), size=len(members))
+            second = join(kit.platform, other, kit.capabilities)
+            for _ in range(2):
+                Members(kit, second, other).check_moves((3,), dtype, "one of two groups")
+                Members(kit, first, group).check_moves((3,), dtype, "the other of two groups")
+            second.abort()
+        else:
+            for _ in range(2):
+                Members(kit, first, group).check_moves((3,), dtype, "the other of two groups")
+        Members(kit, first, group).check_moves((3,), dtype, "a group that was joined before one that was aborted")
 
     def capture(self, kit: Kit, group: RankGroup) -> dict[str, Any]:
         """Join the group, and replay a captured step."""
         setups = select_setups(kit, max_page_sizes=1, captured=True)
-        self._communicator = join(kit.platform, group)
+        self._joined = [communicator := join(kit.platform, group, kit.capabilities)]
         for setup in setups:
-            _check_captured(kit, setup, self._communicator, group)
+            _check_captured(kit, setup, communicator, group)
         return {"summary": "; ".join(str(setup) for setup in setups)}
 
     def lose(self, kit: Kit, group: RankGroup) -> dict[str, Any]:
-        """Join another group of the same name, which needs what `abort` releases; rank 1 stays away afterwards."""
-        self._communicator = join(kit.platform, group)
-        self._communicator.barrier()
-        dtype = dtype_of(declared_dtypes(kit)[0])
-        inputs = [_numbers(rank, SHAPES[1], dtype) for rank in range(group.size)]
-        _check_reduce(kit, self._communicator, inputs, "a group that was joined after another one was aborted")
+        """Join another group of the same name, which needs what `abort` releases; rank 1 stays away afterwards.
+
+        Rank 0 then waits for a sum, and, in a group of another name, for what rank 1 does not send.
+        """
+        operations = [_sum, *([_receive] if "send_recv" in kit.capabilities else [])]
+        seconds = []
+        for index, operation in enumerate(operations):
+            one = replace(group, name=f"{group.name}-{index}" if index else group.name)
+            communicator = join(kit.platform, one, kit.capabilities)
+            self._joined.append(communicator)
+            communicator.barrier()
+            inputs = [numbers(rank, SHAPES[1], dtype_of(declared_dtypes(kit)[0])) for rank in range(group.size)]
+            what = "a group that was joined after another one was aborted"
+            Members(kit, communicator, one).check_reduce(inputs, what)
+            if group.rank != _LATE_RANK:
+                seconds.append(_lose(kit, communicator, one, operation))
         if group.rank == _LATE_RANK:
             return {}
-        seconds = _lose(kit, self._communicator, group, "an operation that a rank does not join")
-        if seconds < group.timeout_s / 2:
-            raise Fault(f"an operation waited for the other rank for {seconds:.1f} s, not for {group.timeout_s:g} s")
-        return {"summary": f"a rank that stayed away was reported after {seconds:.1f} s"}
+        return {"summary": f"a rank that stayed away was reported after {max(seconds):.1f} s"}
 
     def leave(self, kit: Kit, group: RankGroup) -> dict[str, Any]:
         """Abort, whether or not an operation has failed."""
-        self._communicator.abort()
+        for communicator in self._joined:
+            communicator.abort()
+        self._joined = []
         return {}
 
 
-def _numbers(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The input of a rank, on the host. Numbers of different magnitudes, so that rounding depends on the order."""
-    generator = torch.Generator().manual_seed(rank)
-    return (torch.randn(shape, generator=generator) * 10.0**rank).to(dtype)
-
-
-def _check_gather(kit: Kit, communicator: Communicator, inputs: list[Tensor], what: str) -> None:
-    own = inputs[kit.rank].to(kit.device, copy=True)
-    gathered = communicator.all_gather(own)
-    _check_tensor(gathered, kit, inputs[0].dtype, (len(inputs), *inputs[0].shape), f"all_gather of {what}")
-    if not torch.equal(gathered.to("cpu"), torch.stack(inputs)):
-        raise Fault(f"all_gather of {what} does not return the tensors of all members in the order of their ranks")
-    if not torch.equal(own.to("cpu"), inputs[kit.rank]):
-        raise Fault(f"all_gather of {what} changes its argument")
-
-
-def _check_reduce(kit: Kit, communicator: Communicator, inputs: list[Tensor], what: str) -> str:
-    """A digest of the sum, which the ranks compare."""
-    own = inputs[kit.rank].to(kit.device, copy=True)
-    returned = communicator.all_reduce(own)
-    if returned is not own:
-        raise Fault(f"all_reduce of {what} returns another tensor than its argument, which it must replace by the sum")
-    exact = torch.stack(inputs).double()
-    bound = torch.finfo(own.dtype).eps * exact.abs().sum(0)
-    total = own.to("cpu")
-    error = (total.double() - exact.sum(0)).abs()
-    if not bool((error <= bound).all()):
-        raise Fault(
-            f"all_reduce of {what} is off by {float(error.max()):.3g}; rounding explains {float(bound.max()):.3g}"
-        )
-    return hashlib.sha256(total.view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-def _check_tensor(found: object, kit: Kit, dtype: torch.dtype, shape: tuple[int, ...], what: str) -> None:
-    if not isinstance(found, Tensor):
-        raise Fault(f"{what} returned a {type(found).__name__}, not a tensor")
-    if (found.dtype, tuple(found.shape)) != (dtype, shape) or not same_device(found.device, kit.device):
-        raise Fault(
-            f"{what} returned {found.dtype} {tuple(found.shape)} on {found.device}, not {dtype} {shape} on {kit.device}"
-        )
-
-
 def _check_captured(kit: Kit, setup: AttentionSetup, communicator: Communicator, group: RankGroup) -> None:
-    """A captured step with attention and both operations, replayed with other inputs.
+    """A captured step with attention and the operations that steps may have, replayed with other inputs.
 
     Its one row has one token, so that attention returns the token's value.
     """
@@ -168,8 +148,16 @@ def _check_captured(kit: Kit, setup: AttentionSetup, communicator: Communicator,
         for layer in (*bench.layers, *bench.layers):
             hidden = bench.backend.forward(layer, hidden, hidden, hidden, metadata)
         gathered = communicator.all_gather(hidden)
+        products = gathered * (group.rank + 1)
+        if "all_to_all" in kit.capabilities:
+            gathered = gathered + communicator.all_to_all(products.flatten(0, 1)).view(out.shape)
+        if "reduce_scatter" in kit.capabilities:
+            gathered = gathered + communicator.reduce_scatter(products.flatten(0, 1))
+        if "broadcast" in kit.capabilities:
+            gathered = gathered + communicator.broadcast(hidden.clone(), group.size - 1)
         return out.copy_(gathered.add_(communicator.all_reduce(hidden)))
 
+    operations = ", ".join(name for name in COLLECTIVES if name in kit.capabilities and name not in _EAGER)
     with torch.inference_mode():
         metadata = plan()
         communicator.barrier()
@@ -177,18 +165,34 @@ def _check_captured(kit: Kit, setup: AttentionSetup, communicator: Communicator,
         for factor in (1.0, 3.0):
             source.fill_(factor * (group.rank + 1))
             graphs.replay(1, [plan()])
-            inputs = torch.arange(1, group.size + 1).double() * factor
-            want = (inputs + inputs.sum()).view(-1, 1, 1, 1).expand(out.shape)
-            error = difference(output.to("cpu"), want, setup.dtype)
+            inputs, own = torch.arange(1, group.size + 1).double() * factor, group.rank + 1
+            want = inputs + inputs.sum()
+            for capability, more in (
+                ("all_to_all", inputs * own),
+                ("reduce_scatter", inputs.sum() * own),
+                ("broadcast", inputs[-1]),
+            ):
+                want = want + more if capability in kit.capabilities else want
+            error = difference(output.to("cpu"), want.view(-1, 1, 1, 1).expand(out.shape), setup.dtype)
             if error:
-                raise Fault(f"{setup}: a replayed step with all_reduce and all_gather gives {error}")
+                raise Fault(f"{setup}: a replayed step with all_gather ({operations}) gives {error}")
 
 
-def _lose(kit: Kit, communicator: Communicator, group: RankGroup, what: str) -> float:
+def _sum(kit: Kit, communicator: Communicator) -> Tensor:
+    return communicator.all_reduce(torch.ones(3, device=kit.device))
+
+
+def _receive(kit: Kit, communicator: Communicator) -> Tensor:
+    return communicator.recv(torch.ones(3, device=kit.device), _LATE_RANK)
+
+
+def _lose(
+    kit: Kit, communicator: Communicator, group: RankGroup, operation: Callable[[Kit, Communicator], Tensor]
+) -> float:
     """The seconds after which an operation that the other rank does not join raises RankLost."""
-    started = time.monotonic()
+    what, started = f"{operation.__name__.lstrip('_')}: an operation that a rank does not join", time.monotonic()
     try:
-        communicator.all_reduce(torch.ones(3, device=kit.device)).to("cpu")
+        operation(kit, communicator).to("cpu")
     except RankLost as error:
         seconds = time.monotonic() - started
         if group.name not in str(error):
@@ -197,7 +201,7 @@ def _lose(kit: Kit, communicator: Communicator, group: RankGroup, what: str) -> 
         raise Fault(f"{what} raises {describe_exception(error)}, not srv.errors.RankLost") from error
     else:
         raise Fault(f"{what} ends without an error")
-    if seconds > group.timeout_s + SLACK_S:
+    if not group.timeout_s / 2 <= seconds <= group.timeout_s + SLACK_S:
         raise Fault(f"{what} raises RankLost after {seconds:.1f} s; RankGroup.timeout_s is {group.timeout_s:g} s")
     return seconds
 

@@ -21,6 +21,7 @@ from srv.executor.spec import EngineSpec
 from srv.models.base import torch_dtype
 from srv.planning.budget import Budget
 from srv.planning.pools import bytes_per_page
+from srv.platform.capabilities import COLLECTIVES
 from srv.platform.manifest import worker_environment
 from srv.testing.conformance.kit import Kit
 from srv.testing.conformance.local import OUTPUT_TOKENS, EngineUnderTest, engine_under_test
@@ -48,12 +49,13 @@ def communicator(kit: Kit) -> str:
         ranks.perform("leave", TIMEOUT_S)
         lost = ranks.perform("lose", LOSS_S)[0]
         ranks.perform("leave", LOSS_S)
-    done = f"{len(results[0]['sums'])} sums and gathers in {', '.join(declared_dtypes(kit))}"
+    operations = ", ".join(name for name in COLLECTIVES if name in kit.capabilities)
+    done = f"{operations} in {', '.join(declared_dtypes(kit))} and integers; two groups at a time"
     return f"{count} ranks; {done}; {lost['summary']}"
 
 
 def captured(kit: Kit) -> str:
-    """All_reduce and all_gather in a captured step of all ranks."""
+    """The operations that steps have, in a captured step of all ranks."""
     if "communicator" not in kit.capabilities:
         raise NotApplicable("the plugin does not declare the capability communicator")
     count = _count_ranks(kit)

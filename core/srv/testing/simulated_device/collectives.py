@@ -82,6 +82,35 @@ class SimulatedProcessGroup:
         """Fill `output`, one contiguous tensor, with the tensors `input` of all ranks, one after the other."""
         return self._enqueue("all_gather", self._gather, output, input)
 
+    def _reduce_scatter_base(self, output: Tensor, input: Tensor) -> Work:
+        """Fill `output` with this rank's part of the sum of `input` over all ranks."""
+        return self._enqueue("reduce_scatter", partial(self._meet, self._gloo._reduce_scatter_base), output, input)
+
+    def alltoall_base(
+        self, output: Tensor, input: Tensor, output_split_sizes: Sequence[int], input_split_sizes: Sequence[int]
+    ) -> Work:
+        """Exchange rows of `input`: as many with each rank, or the numbers in the lists, which are not empty then."""
+        sizes = list(output_split_sizes), list(input_split_sizes)
+
+        def exchange(received: Tensor, own: Tensor) -> None:
+            width = max(own.shape[1:].numel(), received.shape[1:].numel()) * own.itemsize
+            rows = (each.view(-1).view(torch.uint8).view(-1, width) for each in (received, own))
+            self._meet(self._gloo.alltoall_base, *rows, *sizes)
+
+        return self._enqueue("all_to_all", exchange, output, input)
+
+    def broadcast(self, tensors: Sequence[Tensor], options: Any) -> Work:
+        """Replace the tensor by that of the rank `options.rootRank`."""
+        return self._enqueue("broadcast", lambda own: self._meet(self._gloo.broadcast, own, options), tensors)
+
+    def send(self, tensors: Sequence[Tensor], target: int, tag: int) -> Work:
+        """Send the tensor to one rank, which calls `recv`."""
+        return self._enqueue("send", lambda own: self._meet(self._gloo.send, own, target, tag), tensors)
+
+    def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> Work:
+        """Replace the tensor by the one that a rank sends."""
+        return self._enqueue("recv", lambda own: self._meet(self._gloo.recv, own, source, tag), tensors)
+
     def abort(self) -> None:
         self._gloo.abort()
 

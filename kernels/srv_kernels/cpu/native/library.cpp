@@ -183,7 +183,7 @@ using srv::dispatch;
 extern "C" {
 
 // Callers must not use a library whose version differs from the one that they were written for.
-int32_t srv_abi_version() { return 21; }
+int32_t srv_abi_version() { return 22; }
 
 // Sizes of the structs that callers fill in: AttentionArgs, W8a8LinearArgs, GgufLinearArgs, GgufRowsArgs, DrawArgs,
 // RouteArgs, ExpertsArgs, LatentAttentionArgs; 0 past the last.
@@ -341,9 +341,25 @@ int64_t srv_shared_all_reduce(int32_t type, void* mapping, int64_t members, int6
                                   elements);
 }
 
+int64_t srv_shared_reduce_scatter(int32_t type, void* mapping, int64_t members, int64_t rank, int64_t timeout_ns,
+                                  const void* data, int64_t elements, void* out) {
+    return srv::shared_reduce_scatter({mapping, members, rank, timeout_ns}, srv::chosen->sum, srv::Type{type}, data,
+                                      elements, out);
+}
+
 int64_t srv_shared_all_gather(void* mapping, int64_t members, int64_t rank, int64_t timeout_ns, const void* data,
                               int64_t bytes, void* out) {
     return srv::shared_all_gather({mapping, members, rank, timeout_ns}, data, bytes, out);
+}
+
+int64_t srv_shared_all_to_all(void* mapping, int64_t members, int64_t rank, int64_t timeout_ns, const void* data,
+                              const int64_t* table, void* out) {
+    return srv::shared_all_to_all({mapping, members, rank, timeout_ns}, data, table, out);
+}
+
+int64_t srv_shared_broadcast(void* mapping, int64_t members, int64_t rank, int64_t timeout_ns, void* data,
+                             int64_t bytes, int64_t source) {
+    return srv::shared_broadcast({mapping, members, rank, timeout_ns}, data, bytes, source);
 }
 
 void srv_shared_abort(void* mapping) { srv::shared_abort(mapping); }

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include <sched.h>
@@ -61,15 +62,15 @@ public:
           buffers_(reinterpret_cast<uint8_t*>(sequences_ + group.members)) {}
 
     // Calls use(begin, count, parts) for each chunk [begin, begin + count) of `bytes` bytes. The part of member m is at
-    // parts + m * STRIDE.
+    // parts + m * STRIDE. This member has the first `own` bytes only.
     template <class Use>
-    Outcome in_chunks(const uint8_t* data, int64_t bytes, Use&& use) {
+    Outcome in_chunks(const uint8_t* data, int64_t own, int64_t bytes, Use&& use) {
         if (const Outcome failure = state_.failure.load(); failure != JOINED) return failure;
         uint64_t sequence = sequences_[group_.rank].published.load(std::memory_order_relaxed);
         for (int64_t begin = 0; begin < bytes; begin += CHUNK) {
             const int64_t count = std::min(CHUNK, bytes - begin);
             uint8_t* const parts = buffers_ + static_cast<int64_t>(++sequence % BUFFERS) * CHUNK;
-            std::memcpy(parts + group_.rank * STRIDE, data + begin, count);
+            if (own > begin) std::memcpy(parts + group_.rank * STRIDE, data + begin, std::min(count, own - begin));
             sequences_[group_.rank].published.store(sequence, std::memory_order_release);
             if (const Outcome outcome = wait_for_all(sequence); outcome != JOINED) return outcome;
             use(begin, count, parts);
@@ -115,18 +116,61 @@ Outcome shared_all_reduce(const SharedGroup& group, void (*sum)(Type, const SumA
                           int64_t elements) {
     auto* const bytes = static_cast<uint8_t*>(data);
     const int64_t width = width_of(type);
-    return Exchange(group).in_chunks(bytes, elements * width, [&](int64_t begin, int64_t count, const uint8_t* parts) {
+    const int64_t all = elements * width;
+    return Exchange(group).in_chunks(bytes, all, all, [&](int64_t begin, int64_t count, const uint8_t* parts) {
         sum(type, {parts, bytes + begin, group.members, count / width, Exchange::STRIDE / width});
+    });
+}
+
+Outcome shared_reduce_scatter(const SharedGroup& group, void (*sum)(Type, const SumArgs&), Type type, const void* data,
+                              int64_t elements, void* out) {
+    const int64_t width = width_of(type), mine = elements * width, first = group.rank * mine, all = group.members * mine;
+    const auto* const own = static_cast<const uint8_t*>(data);
+    auto* const result = static_cast<uint8_t*>(out);
+    return Exchange(group).in_chunks(own, all, all, [&](int64_t begin, int64_t count, const uint8_t* parts) {
+        const int64_t low = std::max(begin, first), high = std::min(begin + count, first + mine);
+        if (low >= high) return;
+        sum(type, {parts + low - begin, result + low - first, group.members, (high - low) / width,
+                   Exchange::STRIDE / width});
     });
 }
 
 Outcome shared_all_gather(const SharedGroup& group, const void* data, int64_t bytes, void* out) {
     const auto* const own = static_cast<const uint8_t*>(data);
     auto* const gathered = static_cast<uint8_t*>(out);
-    return Exchange(group).in_chunks(own, bytes, [&](int64_t begin, int64_t count, const uint8_t* parts) {
+    return Exchange(group).in_chunks(own, bytes, bytes, [&](int64_t begin, int64_t count, const uint8_t* parts) {
         for (int64_t member = 0; member < group.members; ++member) {
             std::memcpy(gathered + member * bytes + begin, parts + member * Exchange::STRIDE, count);
         }
+    });
+}
+
+Outcome shared_all_to_all(const SharedGroup& group, const void* data, const int64_t* table, void* out) {
+    const int64_t members = group.members;
+    const auto sent = [&](int64_t from, int64_t until) {  // bytes of `from` that go to the members before `until`
+        const int64_t* const row = table + from * members;
+        return std::accumulate(row, row + until, int64_t{0});
+    };
+    int64_t longest = 0;
+    for (int64_t member = 0; member < members; ++member) longest = std::max(longest, sent(member, members));
+    const auto* const own = static_cast<const uint8_t*>(data);
+    const auto copy = [&](int64_t begin, int64_t count, const uint8_t* parts) {
+        auto* to = static_cast<uint8_t*>(out);
+        for (int64_t member = 0; member < members; ++member) {
+            const int64_t first = sent(member, group.rank), bytes = table[member * members + group.rank];
+            const int64_t low = std::max(begin, first), high = std::min(begin + count, first + bytes);
+            if (low < high) std::memcpy(to + low - first, parts + member * Exchange::STRIDE + low - begin, high - low);
+            to += bytes;
+        }
+    };
+    return Exchange(group).in_chunks(own, sent(group.rank, members), longest, copy);
+}
+
+Outcome shared_broadcast(const SharedGroup& group, void* data, int64_t bytes, int64_t source) {
+    auto* const whole = static_cast<uint8_t*>(data);
+    const int64_t own = group.rank == source ? bytes : 0;
+    return Exchange(group).in_chunks(whole, own, bytes, [&](int64_t begin, int64_t count, const uint8_t* parts) {
+        if (group.rank != source) std::memcpy(whole + begin, parts + source * Exchange::STRIDE, count);
     });
 }
 

@@ -8,6 +8,6 @@ imports it.
 """
 
 from srv.testing.simulated_device import Graph
-from srv_toy_device.device.accelerator import Accelerator, install
+from srv_toy_device.device.accelerator import Accelerator, install, make_process_group
 
-__all__ = ["Accelerator", "Graph", "install"]
+__all__ = ["Accelerator", "Graph", "install", "make_process_group"]

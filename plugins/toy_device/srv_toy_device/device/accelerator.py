@@ -8,12 +8,17 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from srv.testing import simulated_device
 from srv.testing.simulated_device import Graph, GraphMemory, Refusals
 from srv_toy_device.device.fused import OPERATORS
 from srv_toy_device.facts import DEVICE_NAME
 from srv_toy_device.settings import MEMORY_VARIABLE, asynchronous, device_count, device_memory
+
+if TYPE_CHECKING:
+    from srv.platform.process_group import Membership
+    from srv.testing.simulated_device.collectives import SimulatedProcessGroup
 
 NAME = "toy"
 EXHAUSTED = (
@@ -47,6 +52,13 @@ class Accelerator(simulated_device.SimulatedAccelerator):
     def graph_memory(self) -> GraphMemory:
         """Memory that several graphs may share."""
         return GraphMemory(self.memory)
+
+
+def make_process_group(accelerator: Accelerator, member: Membership) -> SimulatedProcessGroup:
+    """The group of several devices that stands in for a vendor's library of collective operations."""
+    from srv.testing.simulated_device.collectives import SimulatedProcessGroup  # imports torch.distributed
+
+    return SimulatedProcessGroup(accelerator, member.store, member.rank, member.size, member.timeout, member.lost)
 
 
 def install() -> Accelerator:
