@@ -122,12 +122,13 @@ def use(group: RankGroup, unmappable: int | None) -> Used:
         communicator = CpuCommunicator(group)
     with _aborted_at_end(communicator):
         mapped = _has_mapping()
-        sums, faults = [], _gather_faults(group, communicator)
+        sums, faults = [], [*_gather_faults(group, communicator), *_move_faults(group, communicator)]
         for dtype in DTYPES:
             for size in sizes(dtype):
                 total, fault = _sum(group, communicator, size, dtype)
                 sums.append(hashlib.sha256(total.view(torch.uint8).numpy().tobytes()).hexdigest())
                 faults += fault
+                faults += _scatter_faults(group, communicator, size, dtype)
         replays = _replays(group, communicator) if load().library else []
     return Used(sums, faults, replays, (mapped, _has_mapping()))
 
@@ -180,6 +181,41 @@ def _gather_faults(group: RankGroup, communicator: CpuCommunicator) -> list[str]
     try:
         communicator.all_reduce(torch.ones(4, 2).t())
         faults.append("a sum with other strides is not refused")
+    except ValueError:
+        pass
+    return faults
+
+
+def _scatter_faults(group: RankGroup, communicator: CpuCommunicator, size: int, dtype: torch.dtype) -> list[str]:
+    """This rank's part of a sum, whose parts begin and end within chunks."""
+    inputs = torch.stack([numbers(rank, size * group.size, dtype) for rank in range(group.size)])
+    part = communicator.reduce_scatter(inputs[group.rank].clone())
+    if not size:
+        return []
+    exact = inputs.double().sum(0)[group.rank * size : (group.rank + 1) * size]
+    rounding = 4 * torch.finfo(dtype).eps * float(inputs.double().abs().max())
+    error = float((part.double() - exact).abs().max())
+    return [] if error <= rounding else [f"part of {size} of {dtype}: error {error}, more than {rounding}"]
+
+
+def _move_faults(group: RankGroup, communicator: CpuCommunicator) -> list[str]:
+    """Rows and tensors of several chunks that go to others, with borders within chunks; one rank has none."""
+    size, me, faults = group.size, group.rank, []
+    whole = [torch.arange(3 * CHUNK + 5).add(rank).to(torch.uint8) for rank in range(size)]
+    copies = [communicator.broadcast(whole[me].clone(), source) for source in range(size)]
+    if not all(torch.equal(*pair) for pair in zip(copies, whole, strict=True)):
+        faults.append("broadcasts give other values")
+    blocks = [each[: size * (CHUNK // 2 + 1)].view(size, -1) for each in whole]
+    if not torch.equal(communicator.all_to_all(blocks[me]), torch.stack([each[me] for each in blocks])):
+        faults.append("an exchange of equal parts gives other values")
+    table = [[0, 0, 0], [CHUNK + 3, 1, CHUNK - 7], [2, 0, 2 * CHUNK]]
+    sent = [each[: sum(row)].split(row) for each, row in zip(whole, table, strict=True)]
+    received = communicator.all_to_all_uneven(whole[me][: sum(table[me])], table[me], [row[me] for row in table])
+    if not torch.equal(received, torch.cat([parts[me] for parts in sent])):
+        faults.append("an exchange of unequal parts gives other values")
+    try:
+        communicator.all_to_all_uneven(torch.ones(size), [1] * size, [1 + me] * size)
+        faults.append("rows that one rank expects and the others do not send are not refused")
     except ValueError:
         pass
     return faults

@@ -86,13 +86,17 @@ class CpuCommunicator:
         return received
 
     def all_to_all_uneven(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
-        """Every member learns what all of them send: an operation through memory ends after the longest of them."""
-        size, rank = self._group.size, self._group.rank
-        require_splits(tensor, send, receive, size)
-        table = self._gather_now(torch.tensor(send))
-        sent_here = table[:, rank].tolist()
-        if sent_here != list(receive):
-            raise ValueError(f"rank {rank} of group {self._group.name} expects {receive} rows, and gets {sent_here}")
+        """Every member learns what all of them send: an operation through memory ends after the longest of them.
+
+        ValueError, on all members, also if one does not send what another one expects: gloo would end the process.
+        """
+        require_splits(tensor, send, receive, self._group.size)
+        table, expected = self._gather_now(torch.tensor([[*send], [*receive]])).unbind(1)
+        if not torch.equal(table, expected.T):
+            raise ValueError(
+                f"the ranks of group {self._group.name} send {table.tolist()} rows to one another, but expect "
+                f"{expected.T.tolist()}"
+            )
         received: Tensor = self._all_to_all(tensor, table.flatten().tolist())
         return received
 

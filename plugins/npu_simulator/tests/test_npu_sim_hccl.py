@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import HashStore
+from torch.distributed import BroadcastOptions, HashStore
 
 
 @pytest.fixture
@@ -27,8 +27,14 @@ def make_group(sdk: Any, **config: Any) -> Any:
     return process_group(HashStore(), 0, 1, options)
 
 
+def root(rank: int) -> BroadcastOptions:
+    options = BroadcastOptions()
+    options.rootRank = rank
+    return options
+
+
 def on_card(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
-    return torch.ones(*shape, dtype=dtype).to("npu:0")
+    return torch.ones(shape, dtype=dtype).to("npu:0")
 
 
 def test_sums_and_gathers(group: Any) -> None:
@@ -45,7 +51,11 @@ def test_types_that_hccl_does_not_add_up(group: Any, dtype: torch.dtype) -> None
     x = x.view(dtype) if dtype.itemsize == 1 else torch.zeros(4, dtype=dtype).to("npu:0")
     with pytest.raises(RuntimeError, match=r"allreduce: tensors: is .* must be int8 or int16"):
         group.allreduce([x])
+    with pytest.raises(RuntimeError, match=r"_reduce_scatter_base: input: is .* must be int8 or int16"):
+        group._reduce_scatter_base(torch.empty_like(x), x)
     group._allgather_base(torch.empty_like(x), x).wait()  # which moves bytes of any type
+    group.alltoall_base(torch.empty_like(x), x, [], []).wait()
+    group.broadcast([x], root(0)).wait()
 
 
 @pytest.mark.parametrize(
@@ -56,6 +66,14 @@ def test_types_that_hccl_does_not_add_up(group: Any, dtype: torch.dtype) -> None
         (lambda group: group.allreduce([on_card(2), on_card(2)]), "must be one: a process has one card"),
         (lambda group: group._allgather_base(on_card(3), on_card(2)), "must have 1 times the elements of input"),
         (lambda group: group._allgather_base(on_card(2), on_card(2).float()), "must have the dtype of input"),
+        (lambda group: group.allreduce([on_card(3)[1:]]), "is at element 1 of its storage, must be at its beginning"),
+        (lambda group: group._reduce_scatter_base(on_card(2), on_card(3)), "must have 1 times the elements of output"),
+        (lambda group: group.alltoall_base(on_card(3), on_card(2), [], []), "must have the elements of input"),
+        (lambda group: group.alltoall_base(on_card(2), on_card(2), [1], [2]), "sizes for 1 ranks that add up to 2"),
+        (lambda group: group.alltoall_base(on_card(), on_card(), [], []), "must have at least one"),
+        (lambda group: group.broadcast([on_card(2, 3).T], root(0)), "must be contiguous"),
+        (lambda group: group.send([torch.ones(2)], 0, 0), "send: tensors: is on cpu"),
+        (lambda group: group.recv([on_card(2)], -1, 0), "HCCL does not receive from any"),
     ],
 )
 def test_operands_that_hccl_refuses(group: Any, call: Any, message: str) -> None:
@@ -79,11 +97,16 @@ def test_options_that_hccl_refuses(sdk: Any, config: dict[str, Any], message: st
 def test_a_program_that_does_not_wait_reads_old_values(sdk: Any, group: Any) -> None:
     sdk.npu.deferral.enabled = True
     try:
-        x, gathered = on_card(4), torch.zeros(4, dtype=torch.float16).to("npu:0")
-        work = group._allgather_base(gathered, x)
-        assert gathered.cpu().tolist() == [0.0] * 4
-        work.wait()
-        assert gathered.cpu().tolist() == [1.0] * 4
+        for operation in (
+            group._allgather_base,
+            group._reduce_scatter_base,
+            lambda output, x: group.alltoall_base(output, x, [], []),
+        ):
+            x, output = on_card(4), torch.zeros(4, dtype=torch.float16).to("npu:0")
+            work = operation(output, x)
+            assert output.cpu().tolist() == [0.0] * 4
+            work.wait()
+            assert output.cpu().tolist() == [1.0] * 4
     finally:
         sdk.npu.synchronize()
         sdk.npu.deferral.enabled = False

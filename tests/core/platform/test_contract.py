@@ -294,7 +294,7 @@ def test_a_communicator_is_checked_when_ranks_join() -> None:
     joined = Joined()
     live.communicator = lambda group: joined
     assert join(live, RankGroup(size=2), {"communicator"}) is joined
-    with pytest.raises(PluginError, match=r"Good\.communicator\('tensor'\)\.recv: is missing"):
+    with pytest.raises(PluginError, match=r"Good\.communicator\('tensor'\)\.send: is missing"):
         join(live, RankGroup(size=2), {"communicator", "send_recv"})
     joined.all_reduce = lambda: None  # type: ignore[method-assign,assignment,misc]
     with pytest.raises(PluginError, match=r"Good\.communicator\('tensor'\)\.all_reduce: has the signature \(\)"):

@@ -94,22 +94,22 @@ class SimulatedProcessGroup:
 
         def exchange(received: Tensor, own: Tensor) -> None:
             width = max(own.shape[1:].numel(), received.shape[1:].numel()) * own.itemsize
-            rows = (each.view(-1).view(torch.uint8).view(-1, width) for each in (received, own))
+            rows = (each.view(-1, width) for each in _bytes((received, own)))
             self._meet(self._gloo.alltoall_base, *rows, *sizes)
 
         return self._enqueue("all_to_all", exchange, output, input)
 
     def broadcast(self, tensors: Sequence[Tensor], options: Any) -> Work:
         """Replace the tensor by that of the rank `options.rootRank`."""
-        return self._enqueue("broadcast", lambda own: self._meet(self._gloo.broadcast, own, options), tensors)
+        return self._enqueue("broadcast", lambda own: self._meet(self._gloo.broadcast, _bytes(own), options), tensors)
 
     def send(self, tensors: Sequence[Tensor], target: int, tag: int) -> Work:
         """Send the tensor to one rank, which calls `recv`."""
-        return self._enqueue("send", lambda own: self._meet(self._gloo.send, own, target, tag), tensors)
+        return self._enqueue("send", lambda own: self._meet(self._gloo.send, _bytes(own), target, tag), tensors)
 
     def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> Work:
         """Replace the tensor by the one that a rank sends."""
-        return self._enqueue("recv", lambda own: self._meet(self._gloo.recv, own, source, tag), tensors)
+        return self._enqueue("recv", lambda own: self._meet(self._gloo.recv, _bytes(own), source, tag), tensors)
 
     def abort(self) -> None:
         self._gloo.abort()
@@ -122,8 +122,7 @@ class SimulatedProcessGroup:
         return Work(self._stream.record_event(), accelerator.current_stream)
 
     def _gather(self, output: Tensor, input: Tensor) -> None:
-        """As bytes: gloo has not all types."""
-        self._meet(self._gloo._allgather_base, *(each.view(-1).view(torch.uint8) for each in (output, input)))
+        self._meet(self._gloo._allgather_base, *_bytes((output, input)))
 
     def _meet(self, operation: Callable[..., Any], *arguments: Any) -> None:
         """Perform the operation with the host's views of the tensors."""
@@ -131,3 +130,8 @@ class SimulatedProcessGroup:
             operation(*arguments).wait()
         except RuntimeError as error:
             raise self._lost(str(error).partition(". This is")[0]) from error
+
+
+def _bytes(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The bytes of contiguous tensors: gloo has not all types."""
+    return [each.view(-1).view(torch.uint8) for each in tensors]
