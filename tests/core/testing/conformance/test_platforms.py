@@ -64,7 +64,7 @@ KEPT = (
 )
 # Neither of them declares it.
 INVARIANT = ("op.batch_invariant", "attention.batch_invariant")
-# The toy device has no communicator, and there is one NPU, on which a second rank has no device.
+# There is one toy device, and one NPU, on which a second rank has no device.
 RANKS = ("platform.communicator", "graph.communicator", "engine.ranks")
 COMPILED = "engine.compiled"  # only the CPU compiles steps
 TOY = frozenset(
@@ -173,6 +173,20 @@ def test_the_suite_passes(case: Case, tmp_path: Path) -> None:
     assert surprises(outcomes, case) == []
     passed = {each["level"] for each in outcomes if each["status"] == "passed"}
     assert sorted(passed) == LEVELS[: LEVELS.index(level) + 1]
+
+
+@pytest.mark.slow
+def test_ranks_of_the_toy_device_communicate(tmp_path: Path) -> None:
+    """Every collective operation, captured ones, and an engine of two ranks; each rank has a device that runs late."""
+    report, checks = tmp_path / "report.jsonl", ("platform.communicator", "graph.communicator", "engine.ranks")
+    command = [sys.executable, "-m", "srv", "conformance", "run", "--device", "toy", "--level", "L3", "--only", *checks]
+    environment = {**inherited(), "OMP_NUM_THREADS": "1", "SRV_TOY_DEVICES": "3", "SRV_TOY_ASYNCHRONOUS": "1"}
+    done = subprocess.run(
+        [*command, "--report", str(report)], capture_output=True, text=True, timeout=900, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    outcomes = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()][1:]
+    assert {each["check"] for each in outcomes if each["status"] == "passed"} >= set(checks)
 
 
 PLATFORM_SH = [
