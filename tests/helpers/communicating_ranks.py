@@ -53,6 +53,9 @@ class RankProcesses:
             pipe.send((function, RankGroup("tensor", rank, size, str(folder), timeout_s, START_TIMEOUT_S), arguments))
         return [_received(pipe) for _, pipe in self._members]
 
+    def __len__(self) -> int:
+        return len(self._members)
+
     def __enter__(self) -> Self:
         return self
 
