@@ -71,6 +71,11 @@ class ProcessGroupCommunicator:
             raise self._lost(_first_line(error)) from error
         self.barrier()
 
+    @property
+    def process_group(self) -> Any:
+        """What `make_group` returned, for libraries that take such an object."""
+        return self._process_group
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See `srv.platform.interface.Communicator`."""
         return self._replace("all_reduce", tensor, lambda own: self._process_group.allreduce([own]))

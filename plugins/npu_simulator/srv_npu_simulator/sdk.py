@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from srv_npu_simulator.deep_ep import buffer_class
 from srv_npu_simulator.device import Accelerator
 from srv_npu_simulator.device.graph import host_integers
 from srv_npu_simulator.hccl import process_group_class
@@ -75,6 +76,7 @@ class Sdk:
         self.npu = accelerator
         groups = SimpleNamespace(ProcessGroupHCCL=process_group_class(accelerator))
         self._C = SimpleNamespace(_distributed_c10d=groups)
+        self.deep_ep = SimpleNamespace(Buffer=buffer_class(accelerator))  # on real cards, a module of its own
         self.__version__ = f"{torch.__version__.partition('+')[0]}+simulated"
         for operator in OPERATORS:
             name = operator.name
