@@ -22,7 +22,7 @@ def create(context):
 
 
 MANIFEST = Manifest(
-    name="{name}", api=(2, 0), core=">=0.1,<1", variants=("one",), priority={priority}, summary="example",
+    name="{name}", api=(2, 1), core=">=0.1,<1", variants=("one",), priority={priority}, summary="example",
     facts=FACTS, probe=probe, create=create, {more}
 )
 {after}

@@ -37,5 +37,5 @@ The modules of the first list are torch-free:
 
 API_VERSION = (2, 1)
 
-OLDEST_API = (2, 0)
+OLDEST_API = (2, 1)
 """The oldest contract version whose plugins are accepted. A new major version keeps its predecessor's last one."""

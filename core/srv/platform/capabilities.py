@@ -61,9 +61,7 @@ COLLECTIVES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """The members that a communicator has if its platform declares a capability; the others need "communicator" too."""
 
-SINCE: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {capability: (2, 1) for capability in COLLECTIVES if capability != "communicator"}
-)
+SINCE: Mapping[str, tuple[int, int]] = MappingProxyType({})
 """What was added after `OLDEST_API`, with its contract version: "graphs" is a capability, and a member of `Platform` if
 that has one of this name; "BackendSpec.lengths" is a field. A plugin of an older version that has it is refused."""
 

@@ -138,7 +138,7 @@ def _check_known(plugin: _Plugin, value: object, contract: type, owner: str) -> 
 def _check_versions(plugin: _Plugin, manifest: Manifest, api: Version, oldest: Version, core: str) -> None:
     version = manifest.api
     pair = isinstance(version, tuple) and len(version) == 2 and all(type(part) is int for part in version)
-    plugin.require(pair, "Manifest.api", f"is {_shown(version)}", "Use (major, minor), such as api=(2, 0)", "version")
+    plugin.require(pair, "Manifest.api", f"is {_shown(version)}", "Use (major, minor), such as api=(2, 1)", "version")
     plugin.require(
         oldest <= version <= api,
         "Manifest.api",

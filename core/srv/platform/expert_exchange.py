@@ -132,7 +132,7 @@ class ExactExchange:
         received = self._communicator.all_to_all(counts)  # [from each rank, for each expert]
         send, receive = torch.stack([counts.sum(1), received.sum(1)]).tolist()
         pairs = order[: sum(send)]
-        rows = self._communicator.all_to_all_uneven(x[pairs // expert_ids.shape[1]], send, receive)
+        rows = self._communicator.all_to_all_uneven(x.index_select(0, pairs // expert_ids.shape[1]), send, receive)
         ids = (
             torch.arange(self._local, device=x.device)
             .repeat(self._size)
@@ -146,7 +146,7 @@ class ExactExchange:
         pairs, expert_ids, weights, send, receive = dispatched.handle
         returned = self._communicator.all_to_all_uneven(results, receive, send)
         of_pairs = returned.new_zeros(expert_ids.numel(), returned.shape[1]).index_copy_(0, pairs, returned)
-        return weighted_sum(of_pairs.unflatten(0, expert_ids.shape), expert_ids, weights)
+        return weighted_sum(of_pairs.view(*expert_ids.shape, of_pairs.shape[1]), expert_ids, weights)
 
 
 class FixedExchange:
@@ -186,8 +186,8 @@ class FixedExchange:
         """See `ExpertExchange`."""
         slots, expert_ids, weights = dispatched.handle
         returned = self._communicator.all_to_all(results)
-        of_pairs = torch.cat([returned, returned.new_zeros(1, returned.shape[1])])[slots]
-        return weighted_sum(of_pairs.unflatten(0, expert_ids.shape), expert_ids, weights)
+        of_pairs = torch.cat([returned, returned.new_zeros(1, returned.shape[1])]).index_select(0, slots)
+        return weighted_sum(of_pairs.view(*expert_ids.shape, of_pairs.shape[1]), expert_ids, weights)
 
 
 def check_tokens(x: Tensor, most: int) -> None:

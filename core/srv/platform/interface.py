@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -258,25 +258,43 @@ class GreedySampling(SamplingBackend, Protocol):
         """
 
 
+class GraphKey(NamedTuple):
+    """What distinguishes captured steps: of one key, all have the same shapes and do the same work.
+
+    `kind` of the steps: "decode" has requests alone, each with `tokens` tokens. `rows`: of requests, padding included.
+    `features`: what else the step does, such as keeping hidden states, in alphabetical order.
+    """
+
+    kind: str
+    rows: int
+    tokens: int = 1
+    features: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """For messages: "decode steps of 4 rows, 1 token each"."""
+        tokens = f"{self.tokens} token{'' if self.tokens == 1 else 's'} each"
+        return ", ".join((f"{self.kind} steps of {self.rows} rows", tokens, *self.features))
+
+
 class Graphs(Protocol):
     """Captured steps of one worker process.
 
-    Core captures while the engine starts, the largest key first, and replays on the thread that runs steps; both
-    happen in torch's inference mode. Core keeps no result past the next replay, so all keys may share one memory pool.
+    Core captures while the engine starts, most rows first, and replays on the thread that runs steps; both happen in
+    torch's inference mode. Core keeps no result past the next replay, so all keys may share one memory pool.
     """
 
-    def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def capture(self, key: GraphKey, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Record `run` and return its output tensor, which every replay overwrites; before the first it is undefined.
 
         `run` may be called more than once. It reads and writes the same storages each time and never
         synchronizes: no copy to the host, no event. Memory that it allocates belongs to the graph from then on.
         """
 
-    def replay(self, key: int, metadata: Sequence[Any]) -> None:
+    def replay(self, key: GraphKey, metadata: Sequence[Any]) -> None:
         """Enqueue the graph recorded under `key`, after applying the host lengths of this step's attention metadata.
 
         `metadata`: of each cache group, what its attention backend's `plan` has just returned for a batch with
-        `graph=key`. Where steps overlap, the previous replay of `key` may still be running.
+        `graph=key.rows`. Where steps overlap, the previous replay of `key` may still be running.
         """
 
 

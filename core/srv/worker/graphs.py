@@ -25,7 +25,7 @@ import torch
 
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.layers.states import no_states
-from srv.platform.interface import AttentionBackend, AttentionBatch, Graphs
+from srv.platform.interface import AttentionBackend, AttentionBatch, GraphKey, Graphs
 from srv.platform.transfers import Transfers
 from srv.sched.plan import SlowReason
 from srv.worker.attention import PlannedAttention
@@ -139,7 +139,7 @@ class CapturedSteps:
         def run() -> torch.Tensor:
             return out.copy_(self._model.logits(self._model(inputs, context)))
 
-        return self._graphs.capture(count, run)
+        return self._graphs.capture(_decode(count), run)
 
     def covers(self, inputs: Inputs) -> bool:
         if self._states is not None and inputs.drafts_only:
@@ -152,7 +152,7 @@ class CapturedSteps:
         if self._states is not None:
             self._states.fill(count, step.rows)
         self._buffers.fill(count, inputs, tables)
-        self._graphs.replay(count, self._plan(count, inputs.kv_lens, inputs.lengths))
+        self._graphs.replay(_decode(count), self._plan(count, inputs.kv_lens, inputs.lengths))
         logits = self._logits[count]
         logits = logits if rows == count else logits[:rows]
         return Computed(None, logits if inputs.outputs is None else selected(logits, inputs.outputs), "graph")
@@ -188,3 +188,8 @@ def one_token_per_row(inputs: Inputs, tables: PageTables) -> tuple[Inputs, PageT
     return replace(inputs, query_lens=[1] * len(bounds), kv_lens=bounds, lengths=lengths), tuple(
         [table[owner] for table in tables]
     )
+
+
+def _decode(rows: int) -> GraphKey:
+    """The key of steps in which each of so many rows has one token."""
+    return GraphKey("decode", rows)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from srv.platform.interface import GraphKey
 from srv_kernels.cpu.captured_graph import CapturedGraph, GraphMemoryPool, NotCapturable
 
 logger = logging.getLogger(__name__)
@@ -24,9 +25,9 @@ class CpuGraphs:
 
     def __init__(self) -> None:
         self._pool = GraphMemoryPool()
-        self._replays: dict[int, Callable[[], object]] = {}
+        self._replays: dict[GraphKey, Callable[[], object]] = {}
 
-    def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def capture(self, key: GraphKey, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         graph = CapturedGraph(self._pool)
         reason = ""
         try:
@@ -37,10 +38,10 @@ class CpuGraphs:
         if not reason and graph.torch_calls > graph.native_calls:
             reason = f"{graph.torch_calls} of its operators are torch's, {graph.native_calls} native"
         if reason:
-            logger.info("the step of %d rows is not captured and runs eagerly: %s", key, reason)
+            logger.info("%s are not captured and run eagerly: %s", key, reason)
         self._replays[key] = run if reason else graph.replay
         return output
 
-    def replay(self, key: int, metadata: Sequence[object]) -> None:
+    def replay(self, key: GraphKey, metadata: Sequence[object]) -> None:
         """`plan` has already copied the lengths to where the captured attention reads them."""
         self._replays[key]()

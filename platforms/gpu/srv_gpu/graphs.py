@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from srv.errors import InternalError
+from srv.platform.interface import GraphKey
 from srv_gpu.accelerator import Accelerator
 
 _WARM_UPS = 2
@@ -26,10 +27,10 @@ class GpuGraphs:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._graphs: dict[int, Any] = {}
+        self._graphs: dict[GraphKey, Any] = {}
         self._pool: Any = None
 
-    def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def capture(self, key: GraphKey, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         """See `srv.platform.interface.Graphs`."""
         module = self._accelerator.module
         for _ in range(_WARM_UPS):
@@ -53,9 +54,9 @@ class GpuGraphs:
             self._pool = self._accelerator.module.graph_pool_handle()
         return self._pool
 
-    def replay(self, key: int, metadata: Sequence[Any]) -> None:
+    def replay(self, key: GraphKey, metadata: Sequence[Any]) -> None:
         """See `srv.platform.interface.Graphs`. Raises InternalError if nothing was captured under this key."""
         graph = self._graphs.get(key)
         if graph is None:
-            raise InternalError(f"cannot replay a step of {key} rows: no graph was captured for that number of rows")
+            raise InternalError(f"cannot replay {key}: no graph was captured for them")
         graph.replay()

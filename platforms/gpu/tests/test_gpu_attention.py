@@ -17,7 +17,7 @@ from torch import Tensor
 
 from srv.dtypes import KVScales
 from srv.platform.facts import BackendSpec, Requires
-from srv.platform.interface import AttentionBatch, AttentionLayer
+from srv.platform.interface import AttentionBatch, AttentionLayer, GraphKey
 from srv.platform.manifest import Manifest
 from srv.platform.pools import plain_pool
 from srv.testing.conformance.bench import round_trip_float8
@@ -190,14 +190,14 @@ def test_replays_read_lengths_and_pages_of_their_step(platform: GpuPlatform, eve
         q, k, v = (torch.zeros_like(each, device=world.device) for each in world.rows(3))
         metadata = world.backend.plan(AttentionBatch([1] * 3, [1] * 3, table, graph=3))
         graphs = GpuGraphs(platform._accelerator)
-        out = graphs.capture(3, partial(world.backend.forward, world.layer, q, k, v, metadata))
+        out = graphs.capture(GraphKey("decode", 3), partial(world.backend.forward, world.layer, q, k, v, metadata))
         got, want = [], []
         for lengths, pages in (([11, 34, 1], 2), ([12, 35, 61], 3), ([13, 36, 62], 3)):
             new = world.rows(3)
             for fixed, values in zip((q, k, v), new, strict=True):
                 fixed.copy_(values)
             table[:pages].copy_(world.device_table[:pages])
-            graphs.replay(3, [world.backend.plan(AttentionBatch([1] * 3, lengths, table, graph=3))])
+            graphs.replay(GraphKey("decode", 3), [world.backend.plan(AttentionBatch([1] * 3, lengths, table, graph=3))])
             got.append(out[:pages].clone())
             want.append(world.expected([1] * pages, lengths[:pages], tuple(each[:pages] for each in new)))
         for one, other in zip(got, want, strict=True):

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from srv.errors import InternalError
+from srv.platform.interface import GraphKey
 from srv_npu.sdk import Sdk
 
 _WARM_UPS = 2  # the first call loads kernels; by the second, all buffers are allocated
@@ -52,7 +53,7 @@ class NpuGraphs:
 
     def __init__(self, sdk: Callable[[], Sdk]) -> None:
         self._sdk = sdk
-        self._graphs: dict[int, _Captured] = {}
+        self._graphs: dict[GraphKey, _Captured] = {}
         self._pool: Any = None
         self._recorded: list[HostLengths] | None = None  # of the capture that is under way
 
@@ -61,7 +62,7 @@ class NpuGraphs:
         if self._recorded is not None:
             self._recorded.append(lengths)
 
-    def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def capture(self, key: GraphKey, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         """See `srv.platform.interface.Graphs`."""
         npu = self._sdk().npu
         for _ in range(_WARM_UPS):
@@ -80,11 +81,11 @@ class NpuGraphs:
         self._graphs[key] = _Captured(graph, npu.Event(), tuple(recorded))
         return output
 
-    def replay(self, key: int, metadata: Sequence[Any]) -> None:
+    def replay(self, key: GraphKey, metadata: Sequence[Any]) -> None:
         """See `srv.platform.interface.Graphs`. InternalError if nothing was captured under this key."""
         captured = self._graphs.get(key)
         if captured is None:
-            raise InternalError(f"cannot replay a step of {key} rows: no graph was captured for that number of rows")
+            raise InternalError(f"cannot replay {key}: no graph was captured for them")
         captured.replayed.synchronize()
         if captured.lengths:
             captured.graph.update(cpu_update_input=captured.updates())

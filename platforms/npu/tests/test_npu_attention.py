@@ -13,7 +13,7 @@ from conftest import context
 from torch import Tensor
 
 from srv.errors import InternalError
-from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext
+from srv.platform.interface import AttentionBatch, AttentionLayer, BackendContext, GraphKey
 from srv_kernels import oracles
 from srv_npu.attention import AscendAttention, AttentionMetadata
 from srv_npu.limits import PAGE
@@ -164,7 +164,8 @@ class CapturedStep:
         self.table = world.batch([1] * self.rows, graph=self.rows).page_table
         captured = self.plan()
         self.out = graphs.capture(
-            self.rows, lambda: world.backend.forward(world.layer, self.inputs[0], *self.inputs[1:], captured)
+            GraphKey("decode", self.rows),
+            lambda: world.backend.forward(world.layer, self.inputs[0], *self.inputs[1:], captured),
         )
 
     def plan(self) -> AttentionMetadata:
@@ -177,7 +178,7 @@ class CapturedStep:
         q, k, v = self.world.fresh(self.rows)
         for kept, new in zip(self.inputs, (q, k, v), strict=True):
             kept.copy_(new)
-        self.graphs.replay(self.rows, [self.plan()])
+        self.graphs.replay(GraphKey("decode", self.rows), [self.plan()])
         close(self.out, self.world.expect([1] * self.rows, q, k, v))
 
 
@@ -201,7 +202,7 @@ def test_a_replay_may_be_asked_for_while_the_last_one_runs(platform: NpuPlatform
     step = CapturedStep(world, platform)
     metadata = step.plan()
     for _ in range(2):
-        step.graphs.replay(step.rows, [metadata])
+        step.graphs.replay(GraphKey("decode", step.rows), [metadata])
     q, k, v = (each.cpu() for each in step.inputs)
     close(step.out, world.expect([1, 1], q, k, v))
 

@@ -11,7 +11,7 @@ from latent_attention_dense import LatentRows, assert_close, dense, latent_layer
 from torch import Tensor
 
 from srv.errors import InternalError
-from srv.platform.interface import AttentionBatch, BackendContext
+from srv.platform.interface import AttentionBatch, BackendContext, GraphKey
 from srv.platform.transfers import Transfers
 from srv.specs import KVLayout, Latent, LatentDims
 from srv_npu import latent_attention
@@ -90,14 +90,16 @@ def test_a_captured_step_takes_the_lengths_of_each_replay(
         return rows.backend.plan(AttentionBatch([1] * 3, [len(rows.seen[name][0]) + 1 for name in names], table, 3))
 
     first = plan()
-    out = graphs.capture(3, lambda: rows.backend.forward(rows.layer, inputs[0], inputs[1], inputs[2], first))
+    out = graphs.capture(
+        GraphKey("decode", 3), lambda: rows.backend.forward(rows.layer, inputs[0], inputs[1], inputs[2], first)
+    )
     for _ in range(4):
         fresh = [rows.draw(*each.shape) for each in inputs]
         for kept, new in zip(inputs, fresh, strict=True):
             kept.copy_(new)
         metadata = plan()
         assert metadata.slots.data_ptr() == first.slots.data_ptr()
-        graphs.replay(3, [metadata])
+        graphs.replay(GraphKey("decode", 3), [metadata])
         wanted: list[Tensor] = []
         for index, name in enumerate(names):
             own = slice(index, index + 1)

@@ -19,7 +19,7 @@ from srv.models.layers.linear import Linear
 from srv.platform.capabilities import OPS_OF
 from srv.platform.contract import check_platform
 from srv.platform.experts import EXPERTS, INT8, MOE_FAMILY, ROUTE
-from srv.platform.interface import OpArgs
+from srv.platform.interface import GraphKey, OpArgs
 from srv.platform.ops import Ops
 from srv.quantization.layers.int8 import DynamicInt8Linear, StaticInt8Linear
 from srv.specs import FullAttention, KVLayout, Latent, Recurrent, StateTensor
@@ -261,8 +261,8 @@ def test_the_diagnosis_computes(platform: NpuPlatform) -> None:
 
 def test_a_graph_that_was_not_captured_is_not_replayed(platform: NpuPlatform) -> None:
     assert platform.graphs is not None
-    with pytest.raises(InternalError, match="a step of 77 rows"):
-        platform.graphs.replay(77, None)
+    with pytest.raises(InternalError, match="decode steps of 77 rows, 1 token each"):
+        platform.graphs.replay(GraphKey("decode", 77), None)
 
 
 class Watched:
@@ -295,7 +295,7 @@ def test_graphs_warm_up_and_share_one_pool(platform: NpuPlatform) -> None:
         capturing.append(npu.is_current_stream_capturing())
         return x + 1
 
-    kept = [graphs.capture(rows, run) for rows in (1, 2)]
+    kept = [graphs.capture(GraphKey("decode", rows), run) for rows in (1, 2)]
     assert len(kept) == 2
     assert capturing == [False, False, True] * 2
     assert npu.pools == [(0, 1)] * 2

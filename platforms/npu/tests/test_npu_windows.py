@@ -12,7 +12,7 @@ from test_npu_attention import KV_HEADS, CapturedStep, World, close, dense, laye
 from torch import Tensor
 
 from srv.errors import InternalError
-from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLayer
+from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLayer, GraphKey
 from srv.specs import FullAttention, KVLayout
 from srv.worker.attention import PlannedAttention
 from srv_npu.attention import AscendAttention
@@ -122,14 +122,14 @@ def test_layers_with_and_without_a_window_take_their_own_lengths_in_one_graph(
     def run() -> Tensor:
         return torch.stack([attend(each, *own) for each, own in zip(pair.layers, static, strict=True)])
 
-    out = platform.graphs.capture(pair.rows, run)
+    out = platform.graphs.capture(GraphKey("decode", pair.rows), run)
     for _ in range(8):  # past the end of a page
         inputs = pair.inputs(1)
         for own, new in zip(static, inputs, strict=True):
             for kept, fresh in zip(own, new, strict=True):
                 kept.copy_(fresh)
         pair.plan(1, pair.rows)
-        platform.graphs.replay(pair.rows, pair.metadata)
+        platform.graphs.replay(GraphKey("decode", pair.rows), pair.metadata)
         pair.check(list(out), inputs, 1)
 
 

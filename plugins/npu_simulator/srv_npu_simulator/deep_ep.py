@@ -68,7 +68,7 @@ class Buffer:
         rules.dtype("topk_idx", topk_idx, (torch.int64,))
         experts = torch.arange(num_experts, device=topk_idx.device)
         chosen = (topk_idx.unsqueeze(2) == experts).any(1)  # [tokens, experts]
-        at_rank = chosen.view(len(topk_idx), self.group_size, -1).any(2).int()
+        at_rank = chosen.unflatten(1, (self.group_size, num_experts // self.group_size)).any(2).int()
         return at_rank.sum(0).int(), None, chosen.sum(0).int(), at_rank, Event()
 
     def dispatch(
@@ -188,7 +188,8 @@ class Buffer:
         space = self.group_size * most * min(top_k, local)
         order = keys.argsort(stable=True)[:space]
         counts = (keys.unsqueeze(1) == torch.arange(local, device=x.device)).sum(0)
-        return tokens[order // top_k], torch.where(keys[order] < local, order, -1), counts
+        named = keys.index_select(0, order) < local
+        return tokens.index_select(0, order // top_k), torch.where(named, order, -1), counts
 
     def _combined(self, x: Tensor, order: Tensor, most: int, topk_idx: Tensor, topk_weights: Tensor) -> Tensor:
         """order: the pair of each row of x, -1 for none."""

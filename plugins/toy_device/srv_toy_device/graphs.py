@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from srv.platform.interface import GraphKey
 from srv_toy_device.attention import GraphMetadata
 from srv_toy_device.device import Accelerator, Graph
 
@@ -17,9 +18,9 @@ class ToyGraphs:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._memory = accelerator.graph_memory()
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[GraphKey, Graph] = {}
 
-    def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def capture(self, key: GraphKey, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         run()
         graph = self._accelerator.Graph()
         with self._accelerator.graph(graph, self._memory):
@@ -34,7 +35,7 @@ class ToyGraphs:
         with self._accelerator.graph(graph, self._memory):
             yield graph.replay
 
-    def replay(self, key: int, metadata: Sequence[GraphMetadata]) -> None:
+    def replay(self, key: GraphKey, metadata: Sequence[GraphMetadata]) -> None:
         """A capture records the lengths, which are host integers; without the update a replay would use those.
 
         All cache groups have the same lengths.

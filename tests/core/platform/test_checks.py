@@ -31,7 +31,7 @@ SPEC = BackendSpec("plain", 1, lambda context: Requires(), "package.module:Class
 PART = Contribution("reserved_memory", "part", lambda context: 0, "so it is")
 GOOD = Manifest(
     name="example",
-    api=(2, 0),
+    api=(2, 1),
     core=">=0.1,<1",
     variants=("one",),
     priority=3,
@@ -251,5 +251,5 @@ def test_the_text_of_a_refusal() -> None:
         check_manifest(replace(GOOD, api=(3, 7)), "srv-example", "4.2", api=(3, 1), core="0.1.0")
     assert str(raised.value) == (
         "plugin srv-example: Manifest.api: srv-example 4.2 was written for contract version 3.7, "
-        "but this srv 0.1.0 supports 2.0 to 3.1. Install a newer srv, or an older srv-example"
+        "but this srv 0.1.0 supports 2.1 to 3.1. Install a newer srv, or an older srv-example"
     )

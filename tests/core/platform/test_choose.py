@@ -23,7 +23,7 @@ def platform(
     profiles = {variant: DeviceFacts(variant, 64 * GIB, 1) for variant in variants or ("one",)}
     manifest = Manifest(
         name=name,
-        api=(2, 0),
+        api=(2, 1),
         core=">=0.1",
         variants=tuple(profiles),
         priority=priority,

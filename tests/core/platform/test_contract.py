@@ -14,7 +14,7 @@ from srv.errors import PlatformUnavailable, PluginError
 from srv.platform.capabilities import CAPABILITIES
 from srv.platform.contract import OPTIONAL, check_platform, create_platform, join
 from srv.platform.facts import DeviceFacts, PlatformFacts
-from srv.platform.interface import Check, KVBuffers, Memory, OpImpl, Platform
+from srv.platform.interface import Check, GraphKey, KVBuffers, Memory, OpImpl, Platform
 from srv.platform.manifest import EngineContext, Manifest, ProbeResult
 from srv.platform.registry import InstalledPlatform
 from srv.platform.streams import Streams, host_streams
@@ -71,10 +71,10 @@ class Older:
 class Recorder:
     """A minimal implementation of `Graphs`."""
 
-    def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def capture(self, key: GraphKey, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         return run()
 
-    def replay(self, key: int, metadata: Any) -> None: ...
+    def replay(self, key: GraphKey, metadata: Any) -> None: ...
 
 
 class Capturing(Good):

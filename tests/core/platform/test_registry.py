@@ -90,7 +90,7 @@ def test_object_that_is_not_a_manifest_is_refused(plugins: Path) -> None:
 
 
 def test_a_wrong_api_range_is_refused(plugins: Path) -> None:
-    write_plugin(plugins, "newer", manifest_source("newer").replace("api=(2, 0)", "api=(9, 4)"))
+    write_plugin(plugins, "newer", manifest_source("newer").replace("api=(2, 1)", "api=(9, 4)"))
     error = refused(find_platforms()["newer"])
     assert error.member == "Manifest.api"
     assert "9.4" in error.reason

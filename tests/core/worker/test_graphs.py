@@ -12,7 +12,7 @@ import torch
 from host_transfers import HOST_TRANSFERS
 
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
-from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLayer
+from srv.platform.interface import AttentionBackend, AttentionBatch, AttentionLayer, GraphKey
 from srv.sample.pooling import VectorRow
 from srv.sample.verify import DraftRows, DraftShape
 from srv.worker.batch import Inputs
@@ -57,14 +57,14 @@ class Again:
     """`Graphs` that call the captured function again."""
 
     def __init__(self) -> None:
-        self.captured: dict[int, Callable[[], torch.Tensor]] = {}
-        self.replayed: list[tuple[int, Any]] = []
+        self.captured: dict[GraphKey, Callable[[], torch.Tensor]] = {}
+        self.replayed: list[tuple[GraphKey, Any]] = []
 
-    def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def capture(self, key: GraphKey, run: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.captured[key] = run
         return run()
 
-    def replay(self, key: int, metadata: Any) -> None:
+    def replay(self, key: GraphKey, metadata: Any) -> None:
         self.replayed.append((key, metadata))
         self.captured[key]()
 
@@ -108,7 +108,7 @@ def replay(made: CapturedSteps, given: Inputs, tables: PageTables) -> torch.Tens
 
 
 def test_the_largest_is_captured_first() -> None:
-    assert list(steps((1, 2, 8))[2].captured) == [8, 2, 1]
+    assert [key.rows for key in steps((1, 2, 8))[2].captured] == [8, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_which_graph_replays_a_step(given: Inputs, padded: int | None, exact: in
         assert made.covers(given) == (count is not None)
         if count is not None:
             replay(made, given, table(*[[5]] * len(given.query_lens)))
-            assert [key for key, _ in graphs.replayed] == [count]
+            assert [key.rows for key, _ in graphs.replayed] == [count]
 
 
 def test_padded_rows_are_token_0_at_position_0_of_page_0_with_one_token() -> None:
@@ -143,7 +143,7 @@ def test_padded_rows_are_token_0_at_position_0_of_page_0_with_one_token() -> Non
     assert buffers.pages[0].tolist() == [[1, 0, 0, 0, 0], [2, 0, 0, 0, 0], [3, 0, 0, 0, 0], [0] * 5]
     batch = attention.planned[-1]
     assert (batch.query_lens, batch.kv_lens, batch.graph) == ([1] * 4, [21, 22, 23, 1], 4)
-    assert graphs.replayed[-1] == (4, [batch])
+    assert graphs.replayed[-1] == (GraphKey("decode", 4), [batch])
 
 
 def test_plans_of_equal_row_counts_use_the_same_addresses() -> None:

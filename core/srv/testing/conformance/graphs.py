@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from srv.dtypes import FLOAT8
-from srv.platform.interface import AttentionBatch, Graphs
+from srv.platform.interface import AttentionBatch, GraphKey, Graphs
 from srv.testing.conformance.attention import (
     BIASED,
     CAPPED,
@@ -269,7 +269,7 @@ class _Captured:
                     results[index].copy_(group.forward(index, count, metadata))
             return out
 
-        output: object = graphs.capture(count, run)
+        output: object = graphs.capture(GraphKey("decode", count), run)
         if not isinstance(output, Tensor) or output.shape != out.shape:
             raise Fault(f"capture returned {output!r}, not the output of the captured function")
         return output
@@ -299,7 +299,7 @@ class _Captured:
 
     def _replay(self, steps: Sequence[_Step], count: int, ahead: int) -> Tensor:
         planned = [group.load(step, count, ahead) for group, step in zip(self._groups, steps, strict=True)]
-        self.graphs.replay(count, planned)
+        self.graphs.replay(GraphKey("decode", count), planned)
         return self._results[count].clone()
 
     def prompts(self, lens: Sequence[int]) -> list[tuple[BenchRow, ...]]:

@@ -22,7 +22,7 @@ from srv.models.base import torch_dtype
 from srv.planning.pools import kv_dtype
 from srv.platform.contract import check_latent, why_unsupported
 from srv.platform.facts import BackendSpec
-from srv.platform.interface import AttentionBackend, AttentionBatch, BackendContext, Graphs, KVBuffers
+from srv.platform.interface import AttentionBackend, AttentionBatch, BackendContext, GraphKey, Graphs, KVBuffers
 from srv.platform.latent import LatentAttentionBackend
 from srv.specs import AttentionLayer, IndexDims, KVLayout, Latent, LatentDims, ModelFacts
 from srv.testing.conformance.facts import small_model
@@ -266,7 +266,7 @@ class _Captured:
         self._table = torch.zeros(_ROWS, columns, dtype=torch.int32, device=kit.device)
         with torch.inference_mode():
             metadata, (q, k, v) = self._plan([1] * _ROWS), operands
-            self._result = graphs.capture(_ROWS, lambda: backend.forward(layer, q, k, v, metadata))
+            self._result = graphs.capture(GraphKey("decode", _ROWS), lambda: backend.forward(layer, q, k, v, metadata))
 
     def _plan(self, ends: list[int]) -> Any:
         return self._backend.plan(AttentionBatch([1] * _ROWS, ends, self._table, graph=_ROWS))
@@ -278,7 +278,7 @@ class _Captured:
             for static, part in zip((self._table, *self._operands), (step.table, *step.operands), strict=True):
                 static.zero_()
                 static[:count, : part.shape[1]].copy_(part.to(self._kit.device))
-            self._graphs.replay(_ROWS, [self._plan([*step.ends, *([1] * (_ROWS - count))])])
+            self._graphs.replay(GraphKey("decode", _ROWS), [self._plan([*step.ends, *([1] * (_ROWS - count))])])
             self._kit.synchronize()
             return self._result[:count].cpu()
 

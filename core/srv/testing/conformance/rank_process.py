@@ -21,7 +21,7 @@ from srv.dist.group import RankGroup
 from srv.errors import RankLost
 from srv.platform.capabilities import COLLECTIVES
 from srv.platform.contract import join
-from srv.platform.interface import AttentionBatch, Communicator
+from srv.platform.interface import AttentionBatch, Communicator, GraphKey
 from srv.testing.conformance.bench import Bench, difference
 from srv.testing.conformance.child import describe_exception, serve
 from srv.testing.conformance.collectives import SHAPES, Members, numbers
@@ -161,10 +161,10 @@ def _check_captured(kit: Kit, setup: AttentionSetup, communicator: Communicator,
     with torch.inference_mode():
         metadata = plan()
         communicator.barrier()
-        output = graphs.capture(1, run)
+        output = graphs.capture(GraphKey("decode", 1), run)
         for factor in (1.0, 3.0):
             source.fill_(factor * (group.rank + 1))
-            graphs.replay(1, [plan()])
+            graphs.replay(GraphKey("decode", 1), [plan()])
             inputs, own = torch.arange(1, group.size + 1).double() * factor, group.rank + 1
             want = inputs + inputs.sum()
             for capability, more in (

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from srv.platform.interface import AttentionBatch
+from srv.platform.interface import AttentionBatch, GraphKey
 from srv.testing.conformance.attention import run_each
 from srv.testing.conformance.bench import PAGES, Bench
 from srv.testing.conformance.kit import Kit
@@ -80,7 +80,7 @@ class _Replays:
         self._out = torch.zeros(1, shape.heads, shape.head_dim, dtype=self._inputs[0].dtype, device=kit.device)
         with torch.inference_mode():
             self._metadata = self._plan()
-            graphs.capture(1, self._compute)
+            graphs.capture(GraphKey("decode", 1), self._compute)
 
     def _plan(self) -> Any:
         return self._bench.own.plan(AttentionBatch([1], [next(self._lengths)], self._table, graph=1))
@@ -91,7 +91,7 @@ class _Replays:
 
     def __call__(self) -> None:
         with torch.inference_mode():
-            self._graphs.replay(1, [self._plan()])
+            self._graphs.replay(GraphKey("decode", 1), [self._plan()])
         self._kit.synchronize()
 
 

@@ -17,13 +17,14 @@ from srv_toy_device.facts import capabilities
 
 if TYPE_CHECKING:
     from srv.platform.facts import DeviceFacts
+    from srv.platform.interface import GraphKey
     from srv_toy_device.graphs import ToyGraphs
 
 
 def graphs(toy: type[ToyGraphs]) -> type[ToyGraphs]:
     class Stale(toy):  # type: ignore[valid-type, misc]
-        def replay(self, key: int, metadata: Any) -> None:
-            if key != 8:
+        def replay(self, key: GraphKey, metadata: Any) -> None:
+            if key.rows != 8:
                 super().replay(key, metadata)
             else:
                 self._graphs[key].replay()  # the fault: nothing is updated first

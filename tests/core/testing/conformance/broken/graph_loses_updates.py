@@ -11,6 +11,7 @@ from toy_graphs import with_graphs
 from toy_variant import manifest
 
 if TYPE_CHECKING:
+    from srv.platform.interface import GraphKey
     from srv_toy_device.device import Accelerator
     from srv_toy_device.graphs import ToyGraphs
 
@@ -21,7 +22,7 @@ def graphs(toy: type[ToyGraphs]) -> type[ToyGraphs]:
             super().__init__(accelerator)
             self._replayed: dict[int, Any] = {}
 
-        def replay(self, key: int, metadata: Any) -> None:
+        def replay(self, key: GraphKey, metadata: Any) -> None:
             if key not in self._replayed or self._replayed[key].query():
                 super().replay(key, metadata)
             else:

@@ -11,13 +11,14 @@ from toy_graphs import with_graphs
 from toy_variant import manifest
 
 if TYPE_CHECKING:
+    from srv.platform.interface import GraphKey
     from srv_toy_device.graphs import ToyGraphs
 
 
 def graphs(toy: type[ToyGraphs]) -> type[ToyGraphs]:
     class Stale(toy):  # type: ignore[valid-type, misc]
-        def replay(self, key: int, metadata: Any) -> None:
-            if key <= 32:
+        def replay(self, key: GraphKey, metadata: Any) -> None:
+            if key.rows <= 32:
                 super().replay(key, metadata)
             else:
                 self._graphs[key].replay()  # the fault: nothing is updated first

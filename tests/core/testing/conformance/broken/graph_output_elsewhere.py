@@ -14,12 +14,13 @@ from toy_variant import manifest
 if TYPE_CHECKING:
     import torch
 
+    from srv.platform.interface import GraphKey
     from srv_toy_device.graphs import ToyGraphs
 
 
 def graphs(toy: type[ToyGraphs]) -> type[ToyGraphs]:
     class Copying(toy):  # type: ignore[valid-type, misc]
-        def capture(self, key: int, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        def capture(self, key: GraphKey, run: Callable[[], torch.Tensor]) -> torch.Tensor:
             return super().capture(key, run).clone()  # the fault
 
     return Copying

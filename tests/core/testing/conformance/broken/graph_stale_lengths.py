@@ -11,12 +11,13 @@ from toy_graphs import with_graphs
 from toy_variant import manifest
 
 if TYPE_CHECKING:
+    from srv.platform.interface import GraphKey
     from srv_toy_device.graphs import ToyGraphs
 
 
 def graphs(toy: type[ToyGraphs]) -> type[ToyGraphs]:
     class Stale(toy):  # type: ignore[valid-type, misc]
-        def replay(self, key: int, metadata: Any) -> None:
+        def replay(self, key: GraphKey, metadata: Any) -> None:
             self._graphs[key].replay()  # the fault: nothing is updated first
 
     return Stale
