@@ -89,6 +89,19 @@ class ExpertExchange(Protocol):
         """
 
 
+class FusedExperts(Protocol):
+    """Dispatch, the experts of this rank and combine in one operation, made with the weights of one layer.
+
+    All members call it, layer after layer, also those without tokens. Calls may be captured.
+    """
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    def __call__(self, x: Tensor, expert_ids: Tensor, weights: Tensor) -> Tensor:
+        """[T, H], from what `ExpertExchange.dispatch` takes. ValueError for more than `max_tokens` tokens."""
+
+
 def through_experts(
     exchange: ExpertExchange, x: Tensor, expert_ids: Tensor, weights: Tensor, compute: Compute, most_tokens: int
 ) -> Tensor:

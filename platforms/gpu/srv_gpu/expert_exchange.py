@@ -129,7 +129,7 @@ class NormalExchange:
 
 
 class LowLatencyExchange:
-    """Implements `srv.platform.expert_exchange.ExpertExchange`. `clean` the buffer after normal kernels have used it."""
+    """Implements `srv.platform.expert_exchange.ExpertExchange`. `clean` the buffer after normal kernels used it."""
 
     captured = True
 

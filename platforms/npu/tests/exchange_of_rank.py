@@ -11,10 +11,11 @@ from torch import Tensor
 
 from srv.dist.group import RankGroup
 from srv.platform.expert_exchange import ExchangeSizes, ExpertExchange, through_experts
-from srv_npu.expert_exchange import AscendBuffer, LowLatencyExchange, NormalExchange
+from srv_kernels.expert_reference import experts_int8
+from srv_npu.expert_exchange import AscendBuffer, FusedInt8Experts, LowLatencyExchange, NormalExchange
 from srv_npu.sdk import load_sdk
 
-HIDDEN, EXPERTS, TOP_K, LIMIT = 1024, 6, 2, 4
+HIDDEN, INNER, EXPERTS, TOP_K, LIMIT = 1024, 512, 6, 2, 4
 CASES: dict[str, tuple[int, int]] = {"all": (4, 4), "uneven": (1, 3), "nothing": (0, 2), "rounds": (9, 2)}
 
 
@@ -58,9 +59,28 @@ def main() -> None:
             assert result.shape == own[0].shape
             error = (result.double() - wanted(*own)).abs() / wanted(*own).abs().clamp(min=1.0)
             errors[f"{form}, {kind}"] = float(error.max()) if counts[rank] else 0.0
+    if sdk.npu.soc.key == "a3":
+        errors["fused"] = fused(sdk, buffer, rank, size, device)
     errors["captured"] = captured(sdk, exchanges["low latency"], compute, rank, device)
     buffer.abort()
     print(json.dumps(errors))
+
+
+def fused(sdk: Any, buffer: AscendBuffer, rank: int, size: int, device: torch.device) -> float:
+    """The largest error of int8 experts, relative to the largest result; rank 0 has no tokens."""
+    generator = torch.Generator().manual_seed(7)
+    sdk.npu.config.allow_internal_format = True
+    gate_up = torch.randint(-40, 40, (EXPERTS, 2 * INNER, HIDDEN), dtype=torch.int8, generator=generator)
+    down = torch.randint(-40, 40, (EXPERTS, HIDDEN, INNER), dtype=torch.int8, generator=generator)
+    scales = [torch.rand(EXPERTS, rows, generator=generator) * 2e-3 for rows in (2 * INNER, HIDDEN)]
+    begin, end = rank * EXPERTS // size, (rank + 1) * EXPERTS // size
+    own = [each[begin:end].to(device) for each in (gate_up, scales[0], down, scales[1])]
+    sizes = ExchangeSizes(EXPERTS, TOP_K, HIDDEN, LIMIT)
+    x, ids, weights = tokens_of(rank, 3 * rank, "all")
+    out = FusedInt8Experts(buffer, sdk, sizes, *own)(x.to(device), ids.to(device), weights.to(device)).cpu()
+    assert out.shape == x.shape
+    whole = experts_int8(x.float(), ids, weights, gate_up, scales[0], down, scales[1], "silu")
+    return float((out.float() - whole).abs().max() / whole.abs().max()) if len(x) else 0.0
 
 
 def captured(sdk: Any, exchange: ExpertExchange, compute: Any, rank: int, device: torch.device) -> float:

@@ -12,7 +12,7 @@ import pytest
 from every import every
 
 from srv.platform.expert_exchange import ExchangeSizes
-from srv_npu.expert_exchange import why_not
+from srv_npu.expert_exchange import why_not, why_not_fused
 
 RANK = Path(__file__).parent / "exchange_of_rank.py"
 SIZES = ExchangeSizes(experts=64, top_k=8, hidden=4096, max_tokens=512)
@@ -41,8 +41,24 @@ def test_results_are_those_of_all_experts(soc: str, asynchronous: str, tmp_path:
         output, error = rank.communicate(timeout=300)
         assert rank.returncode == 0, error[-3000:]
         found = json.loads(output.splitlines()[-1])
-        assert len(found) == 9
+        assert len(found) == (10 if soc == "a3" else 9)
         assert {what: value for what, value in found.items() if value > 0.02} == {}
+
+
+@every(
+    ("sizes", "inner", "variant", "reason"),
+    [
+        (ExchangeSizes(64, 8, 4096, 256), 1536, "a3", None),
+        (SIZES, 1536, "a2", "it needs an A3 or newer, not a2"),
+        (SIZES, 1536, "a3", "it takes at most 256 tokens per rank and call, not 512"),
+        (ExchangeSizes(64, 13, 4096, 8), 1536, "a3", "13 experts per token are more than 12"),
+        (ExchangeSizes(64, 8, 256, 8), 1536, "a3", "rows of 256 elements are not 512 to 7168 long"),
+        (ExchangeSizes(64, 8, 4096, 8), 256, "a3", "gate and up of 512 columns are not 1024 to 6144"),
+    ],
+)
+def test_limits_of_the_fused_op(sizes: ExchangeSizes, inner: int, variant: str, reason: str | None) -> None:
+    found = why_not_fused(sizes, inner, 8, variant)
+    assert found == reason or (reason and found and found.startswith(reason))
 
 
 @every(

@@ -21,6 +21,7 @@ CONFIGURED = (2, 4, 8, 16, 24, 32, 64, 128, 144, 160)
 _EXPERTS, _TOP_K = 512, 16
 _HIDDEN = 7168
 _NORMAL_TOKENS, _LOW_LATENCY_TOKENS = 8192, 512
+_FUSED_TOKENS, _FUSED_HIDDEN, _FUSED_TOP_K = 256, 512, 12
 _INT8 = 127.0
 
 
@@ -158,6 +159,50 @@ class Buffer:
         rules.dtype("topk_weights", topk_weights, (torch.float32,))
         return self._combined(x, order, most, topk_idx, topk_weights), Event(), _no_hook
 
+    def fused_deep_moe(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        gmm1_permuted_weight: Tensor,
+        gmm1_permuted_weight_scale: Tensor,
+        gmm2_weight: Tensor,
+        gmm2_weight_scale: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        quant_mode: int = 1,
+        fuse_mode: int = 1,
+    ) -> tuple[Tensor, Tensor]:
+        """The rows of this rank's tokens after int8 experts, and how many rows each expert of this rank had (int32).
+
+        gmm1_permuted_weight: int8 [local, H, 2 I], with 64 columns of the gate and 64 of the other half in turn;
+        gmm2_weight: int8 [local, H, I]. Scales: float32, of outputs. Rows of both products are quantized.
+        """
+        rules, most = Rules("fused_deep_moe"), num_max_dispatch_tokens_per_rank
+        rules.require(self.accelerator.soc.key == "a3", "device", self.accelerator.soc.key, "must be a3 or newer")
+        rules.require((quant_mode, fuse_mode) == (1, 1), "modes", (quant_mode, fuse_mode), "must be 1: int8, permuted")
+        self._check(rules, x, topk_idx, num_experts, _FUSED_TOKENS)
+        rules.require(1 <= len(x) <= most, "x", f"of {len(x)} rows", f"must have 1 to {most} rows")
+        rules.require(x.shape[1] >= _FUSED_HIDDEN, "x", f"of shape {tuple(x.shape)}", "must have at least 512 columns")
+        top_k, width = topk_idx.shape[1], gmm1_permuted_weight.shape[2]
+        rules.require(top_k <= _FUSED_TOP_K, "topk_idx", f"of {top_k} experts per token", "must have at most 12")
+        rules.require(1024 <= width <= 6144, "gmm1_permuted_weight", f"of width {width}", "must have 1024 to 6144")
+        rules.dtype("gmm1_permuted_weight", gmm1_permuted_weight, (torch.int8,))
+        rules.dtype("gmm2_weight", gmm2_weight, (torch.int8,))
+        rules.shape("gmm2_weight", gmm2_weight, (len(gmm1_permuted_weight), x.shape[1], width // 2))
+        rows, order, counts = self._received(x, topk_idx, num_experts, most)
+        ends = counts.cumsum(0)
+        experts = (torch.arange(len(rows), device=x.device).unsqueeze(1) >= ends).sum(1)
+        results = torch.zeros(len(rows), x.shape[1], dtype=torch.float32, device=x.device)
+        first = _natural(gmm1_permuted_weight), _natural(gmm1_permuted_weight_scale)
+        for expert in range(len(counts)):
+            both = _product(rows.float(), first[0][expert], first[1][expert])
+            gate, up = both.chunk(2, dim=1)
+            inner = torch.nn.functional.silu(gate) * up
+            computed = _product(inner, gmm2_weight[expert].transpose(0, 1), gmm2_weight_scale[expert])
+            results = torch.where((experts == expert).unsqueeze(1), computed, results)
+        return self._combined(results.to(x.dtype), order, most, topk_idx, topk_weights), counts.int()
+
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Nothing is left in a buffer here."""
 
@@ -228,6 +273,18 @@ def _quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
     """int8 rows, and their float32 scales."""
     scales = rows.float().abs().amax(1).clamp(min=1e-12) / _INT8
     return (rows.float() / scales.unsqueeze(1)).round().to(torch.int8), scales
+
+
+def _product(rows: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """float32 [R, N]: quantized rows times int8 [K, N], exact up to the scales."""
+    quantized, scales = _quantized(rows)
+    return (quantized.double() @ weight.double()).float() * scales.unsqueeze(1) * scale
+
+
+def _natural(permuted: Tensor) -> Tensor:
+    """[..., 2 I] with the whole gate before the other half, of chunks of 64 that alternate."""
+    chunks = permuted.shape[-1] // 128
+    return permuted.view(*permuted.shape[:-1], chunks, 2, 64).transpose(-3, -2).reshape(permuted.shape)
 
 
 def _no_hook() -> None:
