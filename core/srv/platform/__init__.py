@@ -30,6 +30,7 @@ The modules of the first list are torch-free:
     transfers      copies between host and device, through staging memory of the step
     operands       checks what collective operations are given
     process_group  communicators over torch.distributed's process groups
+    expert_exchange   sends rows to the ranks of their experts, and results back
     pools          allocates the pools of cache groups
     page_copies    copies pages between pools
     diagnosis      checks that a platform's `diagnose` may return
