@@ -108,8 +108,8 @@ FAULTS = (
     Fault(
         name="later-stop-string-wins",
         file="core/srv/server/text/detokenize.py",
-        text="elif found is None or (position, len(stop)) < found:",
-        planted="elif found is None:",
+        text="elif earliest is None or (position, len(stop)) < earliest:",
+        planted="elif item is None:",
         effect="The text is cut at the first stop string of the list instead of the first one in the text.",
         tests=(_DETOKENIZE,),
     ),
@@ -157,8 +157,8 @@ FAULTS = (
     Fault(
         name="any-key-of-the-right-length",
         file="core/srv/server/http/access.py",
-        text="hmac.compare_digest(given, expected)",
-        planted="len(given) == len(expected)",
+        text="hmac.compare_digest(sent_key, expected)",
+        planted="len(sent_key) == len(expected)",
         effect="Any API key of the right length is accepted.",
         tests=(_ADMIN,),
     ),
@@ -269,7 +269,7 @@ FAULTS = (
     Fault(
         name="keys-within-parameters-are-logged",
         file="core/srv/server/observe/request_log.py",
-        text="return {name: self._redacted(each) for name, each in value.items()}",
+        text="return {name: self._redacted(member) for name, member in value.items()}",
         planted="return value",
         effect="The request log shows the server's API key if a client sends it in a parameter.",
         tests=("tests/core/server/observe/test_request_log.py",),

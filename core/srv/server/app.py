@@ -135,7 +135,7 @@ def _endpoints(service: Service, uses: KeyUses) -> list[Endpoint]:
     experts = ExpertUsageRecord(service)
     completions, embeddings = Completions(service), Embeddings(service)
     rerank, score, classify = Rerank(service), Score(service), Classify(service)
-    found = [
+    endpoints = [
         Endpoint("POST", "/v1/completions", completions.__call__, "Complete a prompt (OpenAI)."),
         Endpoint("POST", "/v1/chat/completions", chat.__call__, "Continue a conversation (OpenAI)."),
         Endpoint("POST", "/v1/embeddings", embeddings.__call__, "Embed prompts (OpenAI)."),
@@ -188,16 +188,16 @@ def _endpoints(service: Service, uses: KeyUses) -> list[Endpoint]:
     ]
     handlers = (completions.__call__, chat.__call__, embeddings.__call__, responses.__call__)
     sender = LineSender(dict(zip(BATCH_ENDPOINTS, handlers, strict=True)), service.bodies)
-    found += _batch_endpoints(service, sender, uses)
+    endpoints += _batch_endpoints(service, sender, uses)
     if service.settings.ui:
         page = Page(service)
-        found += [
+        endpoints += [
             Endpoint("GET", "/", page.index, "A page for a browser.", returns="text/html"),
             Endpoint("GET", "/ui/app.js", page.script, "Its script.", returns="text/javascript"),
             Endpoint("GET", "/ui/style.css", page.style, "Its style.", returns="text/css"),
             Endpoint("GET", "/ui/state", page.state, "What it shows of load and machine."),
         ]
-    return found
+    return endpoints
 
 
 def _batch_endpoints(service: Service, sender: LineSender, uses: KeyUses) -> list[Endpoint]:
@@ -220,9 +220,9 @@ def _batch_endpoints(service: Service, sender: LineSender, uses: KeyUses) -> lis
 
 def _add_routes(app: FastAPI, service: Service, uses: KeyUses) -> None:
     routes = _endpoints(service, uses)
-    for each in routes:
+    for route in routes:
         # A plain Starlette route, because the handlers read and validate bodies themselves.
-        app.add_route(each.path, each.handler, methods=[each.method], name=each.path)
+        app.add_route(route.path, route.handler, methods=[route.method], name=route.path)
     app.add_route("/", _found, methods=["HEAD"], name="HEAD /")  # clients of Anthropic ask whether somebody answers
     more = add_plugin_routes(app, service.observers.hooks)
     root, bodies = service.settings.root_path, REQUEST_BODIES

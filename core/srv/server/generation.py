@@ -305,7 +305,7 @@ class RequestGroup:
 
     def usage(self) -> Usage:
         first = [sequence for sequence in self.sequences if sequence.output_index == 0]
-        thought = [each.reasoning_tokens for each in self.sequences if each.reasoning_tokens is not None]
+        thought = [sequence.reasoning_tokens for sequence in self.sequences if sequence.reasoning_tokens is not None]
         return Usage(
             prompt_tokens=sum(len(sequence.prompt.tokens) for sequence in first),
             completion_tokens=sum(sequence.completion_tokens for sequence in self.sequences),
@@ -374,18 +374,18 @@ def _coalesced(deltas: AsyncGenerator[OutputDelta, None], interval: int) -> Asyn
 async def _in_larger_deltas(
     deltas: AsyncGenerator[OutputDelta, None], interval: int
 ) -> AsyncGenerator[OutputDelta, None]:
-    held: OutputDelta | None = None
+    pending: OutputDelta | None = None
     missing = 1
     async with aclosing(deltas):
         try:
             async for delta in deltas:
-                held = delta if held is None else _merged(held, delta)
-                if len(held.tokens) >= missing or held.finish is not None:
-                    ready, held, missing = held, None, interval
+                pending = delta if pending is None else _merged(pending, delta)
+                if len(pending.tokens) >= missing or pending.finish is not None:
+                    ready, pending, missing = pending, None, interval
                     yield ready
         except (EngineDead, RequestError):
-            if held is not None:
-                yield held
+            if pending is not None:
+                yield pending
             raise
 
 

@@ -153,7 +153,7 @@ class Lifecycle:
             raise RequestError(
                 f"no request with rid = {rid!r} is running", code="request_not_found", param="rid", status=404
             )
-        return [each for key in keys for each in self._batches.get(key, (key,))]
+        return [batch for key in keys for batch in self._batches.get(key, (key,))]
 
     def begin_drain(self) -> None:
         self.draining = True

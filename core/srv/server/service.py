@@ -116,19 +116,19 @@ class Service:
 
         params: of all prompts, or of each. Raises RequestError, also if the request was aborted, or EngineDead.
         """
-        each = [params] * len(prompts) if isinstance(params, PoolingParams) else params
+        all_params = [params] * len(prompts) if isinstance(params, PoolingParams) else params
         ticket = self.lifecycle.admit([(rid, len(prompts))], owner=caller.owner)
         try:
             specs = [
                 RequestSpec(
                     id=name,
                     tokens=tuple(tokens),
-                    params=own,
+                    params=pooling,
                     namespace=caller.cache + namespace,
                     group=ticket.sequences[0],
                     owner=caller.share,
                 )
-                for name, tokens, own in zip(ticket.sequences, prompts, each, strict=True)
+                for name, tokens, pooling in zip(ticket.sequences, prompts, all_params, strict=True)
             ]
             embeddings = await embed(
                 self.client, self.metrics, self.observers, specs, arrival=arrival, aborted=ticket.is_aborted

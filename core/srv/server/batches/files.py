@@ -118,21 +118,21 @@ class FileStore:
             return self._get(owner, name, param)
 
     def _get(self, owner: str, name: str, param: str | None) -> BatchFile:
-        found = self._index().get(name)
-        if found is None or found.owner != owner:
+        file = self._index().get(name)
+        if file is None or file.owner != owner:
             raise RequestError(
                 f"there is no file {shorten(name)}; GET /v1/files lists yours",
                 code="file_not_found",
                 param=param,
                 status=404,
             )
-        return found
+        return file
 
     def all(self, owner: str) -> list[BatchFile]:
         """Those of an owner, the oldest first."""
         with self._lock:
-            found = [file for file in self._index().values() if file.owner == owner]
-        return sorted(found, key=lambda file: (file.created_at, file.id))
+            files = [file for file in self._index().values() if file.owner == owner]
+        return sorted(files, key=lambda file: (file.created_at, file.id))
 
     def path(self, file: BatchFile) -> Path:
         """Where the content is."""
@@ -217,18 +217,18 @@ class FileStore:
         return self._files
 
     def _read_folder(self) -> dict[str, BatchFile]:
-        found: dict[str, BatchFile] = {}
+        files: dict[str, BatchFile] = {}
         used = 0
         paths = self._folder.iterdir() if self._folder.is_dir() else ()
         for name in sorted({path.stem for path in paths if _ID.fullmatch(path.stem)}):
             base = self._folder / name
             if not _remove_remains(base) and (file := _read(base)) is not None:
-                found[name] = file
+                files[name] = file
                 self._used_by[file.owner] += file.bytes
             with suppress(FileNotFoundError):
                 used += base.with_suffix(".data").lstat().st_size  # also of those that another server is writing
         self._used = used
-        return found
+        return files
 
     def guarded(self, work: Callable[[], T]) -> T:
         """The result of work on the disk. Raises RequestError (503) if it fails."""
@@ -283,11 +283,11 @@ class FileWriter:
         """Forget what was written."""
         with self._lock:
             path, size = self._store.path(self._file), self._file.bytes
-            for each in (path.with_suffix(".tmp"), path):
+            for file in (path.with_suffix(".tmp"), path):
                 try:
-                    each.unlink(missing_ok=True)
+                    file.unlink(missing_ok=True)
                 except OSError as error:
-                    logger.error("%s cannot be removed: %s", each, error)
+                    logger.error("%s cannot be removed: %s", file, error)
                     size = 0  # it still counts
             self._stream.close()
             self._store.drop_unfinished(self._file.owner, size)
@@ -315,8 +315,8 @@ def _create(path: Path, metadata: bytes) -> FileIO:
     try:
         path.with_suffix(".tmp").write_bytes(metadata)
     except OSError:
-        for each in (path.with_suffix(".tmp"), path):
-            each.unlink(missing_ok=True)
+        for file in (path.with_suffix(".tmp"), path):
+            file.unlink(missing_ok=True)
         stream.close()
         raise
     return stream

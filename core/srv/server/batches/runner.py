@@ -84,7 +84,7 @@ class Batch:
             "id": self.id,
             "object": "batch",
             "endpoint": self.endpoint,
-            "errors": {"object": "list", "data": [each.shown() for each in self.errors]} if self.errors else None,
+            "errors": {"object": "list", "data": [failure.shown() for failure in self.errors]} if self.errors else None,
             "input_file_id": self.file.id,
             "completion_window": "24h",
             "status": self.status,

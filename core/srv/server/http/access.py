@@ -103,7 +103,7 @@ class Access:
     @property
     def secrets(self) -> list[str]:
         """All keys."""
-        return [key for key in (self.key, self.admin_key, *(each.key for each in self.clients)) if key is not None]
+        return [key for key in (self.key, self.admin_key, *(client.key for client in self.clients)) if key is not None]
 
     @property
     def several_clients(self) -> bool:
@@ -124,17 +124,17 @@ class Access:
 
         A key that was sent beside it does not count: otherwise, any client could name itself as any other one.
         """
-        found: Caller | None = None
-        known: list[tuple[str | None, ClientKey | None]] = [(self.admin_key, None)]
+        caller: Caller | None = None
+        keys: list[tuple[str | None, ClientKey | None]] = [(self.admin_key, None)]
         if not admin:
-            known += [(self.key, None), *((each.key, each) for each in self.clients)]
-        for key, client in known:
+            keys += [(self.key, None), *((client.key, client) for client in self.clients)]
+        for key, client in keys:
             expected = b"" if key is None else key.encode()
-            for given in sent:
-                if hmac.compare_digest(given, expected):
+            for sent_key in sent:
+                if hmac.compare_digest(sent_key, expected):
                     owner = owner_digest(expected)
-                    found = Caller(owner, client, owner if self.clients and not self.share_cache else "")
-        return found
+                    caller = Caller(owner, client, owner if self.clients and not self.share_cache else "")
+        return caller
 
     def allows_origin(self, origin: str) -> bool:
         """Whether pages of this origin may call: those of `origins`, and, if there are some or the server listens on a
@@ -168,8 +168,8 @@ OPEN = Access()
 
 def sent_keys(headers: Headers) -> list[bytes]:
     """The keys in a request's headers, as they are on the wire: Authorization: Bearer KEY, X-Api-Key: KEY."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    keys = [given.strip(BLANKS) if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip(BLANKS)]
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    keys = [token.strip(BLANKS) if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip(BLANKS)]
     return [key.encode("latin-1") for key in keys if key]
 
 

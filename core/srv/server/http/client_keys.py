@@ -58,18 +58,18 @@ def _read(path: Path) -> tuple[ClientKey, ...]:
         lines = key_lines(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"it cannot be read ({error})") from None
-    found: dict[str, ClientKey] = {}
+    clients: dict[str, ClientKey] = {}
     for number, line in enumerate(lines, 1):
         words = _WORD.findall(line)
         if not words or words[0].startswith("#"):
             continue
         one = _client(words, number)
-        if one.key in found or any(one.name == other.name for other in found.values()):
+        if one.key in clients or any(one.name == other.name for other in clients.values()):
             raise ValueError(f"line {number} repeats the key or the name of another one")
-        found[one.key] = one
-    if not found:
+        clients[one.key] = one
+    if not clients:
         raise ValueError("it has no key")
-    return tuple(found.values())
+    return tuple(clients.values())
 
 
 def _client(words: list[str], number: int) -> ClientKey:
@@ -82,6 +82,7 @@ def _client(words: list[str], number: int) -> ClientKey:
             limits[option] = int(value)
         else:
             raise ValueError(
-                f"line {number} has {word!r}, which is none of name=NAME, " + ", ".join(f"{each}=N" for each in _LIMITS)
+                f"line {number} has {word!r}, which is none of name=NAME, "
+                + ", ".join(f"{limit}=N" for limit in _LIMITS)
             )
-    return ClientKey(words[0], name, *(limits[each] or None for each in _LIMITS))
+    return ClientKey(words[0], name, *(limits[limit] or None for limit in _LIMITS))

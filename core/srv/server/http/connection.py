@@ -67,7 +67,7 @@ def http_protocol(
     its status, `refused` also with its error body in OpenAI's form. `prefix`: `--root-path`. uvicorn's own limit of
     idle time, `timeout_keep_alive`, is not used.
     """
-    made = partial(
+    protocol = partial(
         LimitedHttpProtocol,
         responded=responded,
         refused=refused,
@@ -76,7 +76,7 @@ def http_protocol(
         places=Places(limits.connections),
         prefix=prefix,
     )
-    return cast(type[asyncio.Protocol], made)
+    return cast(type[asyncio.Protocol], protocol)
 
 
 class Turns:

@@ -31,8 +31,8 @@ def preflight(access: Access, scope: Scope) -> Response | RequestError | None:
         return None
     if not access.allows_origin(origin):
         return origin_refused(origin)
-    asked = headers.get("access-control-request-headers", "")
-    allowed = asked if _HEADER_NAMES.fullmatch(asked) else "authorization, content-type, x-api-key"
+    requested = headers.get("access-control-request-headers", "")
+    allowed = requested if _HEADER_NAMES.fullmatch(requested) else "authorization, content-type, x-api-key"
     return Response(
         status_code=204,
         headers={

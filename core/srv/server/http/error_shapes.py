@@ -38,8 +38,8 @@ def request_id(scope: Scope) -> str:
     """The id of a request in the header `request-id` and in Anthropic's errors; the same at every call."""
     if "srv.request_id" not in scope:
         scope["srv.request_id"] = f"req_{uuid.uuid4().hex}"
-    found: str = scope["srv.request_id"]
-    return found
+    rid: str = scope["srv.request_id"]
+    return rid
 
 
 def anthropic_error(status: int, body: Mapping[str, Any], request: str | None) -> dict[str, object]:

@@ -49,7 +49,7 @@ class KeyUses:
     """Those of all keys of a server."""
 
     def __init__(self, keys: Sequence[ClientKey] = ()) -> None:
-        self._uses = {each: KeyUse(each) for each in keys}
+        self._uses = {key: KeyUse(key) for key in keys}
 
     def of(self, client: ClientKey | None) -> KeyUse | None:
         """None for a caller without a line in the file, who is not limited."""

@@ -47,17 +47,17 @@ class Places:
 
     def take(self, connection: Connection, now: float) -> BytePlace:
         """Find a place for a new connection."""
-        for place, taken, limit in (
+        for place, connections, limit in (
             (BytePlace.ORDINARY, self._ordinary, self._limit),
             (BytePlace.RESERVED, self._reserved, RESERVED),
         ):
-            if len(taken) >= limit:
-                least = _stranger(taken) or _idle(taken, connection.address, now)
+            if len(connections) >= limit:
+                least = _stranger(connections) or _idle(connections, connection.address, now)
                 if least is not None:
-                    del taken[least]
+                    del connections[least]
                     least.evict()
-            if len(taken) < limit:
-                taken[connection] = None
+            if len(connections) < limit:
+                connections[connection] = None
                 return place
         return BytePlace.NONE
 
@@ -66,23 +66,25 @@ class Places:
         self._reserved.pop(connection, None)
 
 
-def _stranger(taken: dict[Connection, None]) -> Connection | None:
+def _stranger(connections: dict[Connection, None]) -> Connection | None:
     """The connection that loses its place first: one from which no request was accepted, of the address with most of
     those, and there the one whose state is oldest. The only one of its address stays while it has a request: it may be
     a probe, which needs no key."""
-    strangers = [each for each in taken if not each.accepted]
-    counts = Counter(each.address for each in strangers)
-    leaving = (each for each in strangers if each.waiting or counts[each.address] > 1)
-    return min(leaving, key=lambda each: (-counts[each.address], each.since), default=None)
+    strangers = [connection for connection in connections if not connection.accepted]
+    counts = Counter(stranger.address for stranger in strangers)
+    leaving = (stranger for stranger in strangers if stranger.waiting or counts[stranger.address] > 1)
+    return min(leaving, key=lambda stranger: (-counts[stranger.address], stranger.since), default=None)
 
 
-def _idle(taken: dict[Connection, None], address: str, now: float) -> Connection | None:
+def _idle(connections: dict[Connection, None], address: str, now: float) -> Connection | None:
     """The one that loses its place if there are no strangers: it waits for a request, and its address has most of
     those. Before `IDLE_SECONDS` have passed, its client may be sending one; then it stays, unless its address has more
     of them than the newcomer's will have."""
-    waiting = [each for each in taken if each.accepted and each.waiting]
-    counts = Counter(each.address for each in waiting)
+    waiting = [connection for connection in connections if connection.accepted and connection.waiting]
+    counts = Counter(connection.address for connection in waiting)
     leaving = (
-        each for each in waiting if now - each.since >= IDLE_SECONDS or counts[each.address] > counts[address] + 1
+        connection
+        for connection in waiting
+        if now - connection.since >= IDLE_SECONDS or counts[connection.address] > counts[address] + 1
     )
-    return min(leaving, key=lambda each: (-counts[each.address], each.since), default=None)
+    return min(leaving, key=lambda connection: (-counts[connection.address], connection.since), default=None)

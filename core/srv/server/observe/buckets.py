@@ -31,5 +31,9 @@ def token_buckets(rule: Sequence[str] | None) -> tuple[float, ...]:
     if rule[0] == "tse":
         middle, base, count = numbers
         distances = [base**power for power in range(1, int(count) + 1)]
-        numbers = [middle, *(middle + each for each in distances), *(middle - each for each in distances)]
+        numbers = [
+            middle,
+            *(middle + distance for distance in distances),
+            *(middle - distance for distance in distances),
+        ]
     return tuple(sorted({number for number in numbers if number >= 0}))

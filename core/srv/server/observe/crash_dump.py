@@ -110,7 +110,7 @@ class CrashRecorder:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                for line in (header, *(each.line() for each in self._requests)):
+                for line in (header, *(request.line() for request in self._requests)):
                     file.write(json.dumps(line, default=str) + "\n")
         except OSError as error:
             logger.error("the last requests cannot be dumped to %s: %s", path, error)

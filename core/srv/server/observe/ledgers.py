@@ -27,4 +27,4 @@ def _with_peak(line: MemoryLine, peak: int | None) -> MemoryLine:
 
 def startup_report(processes: Mapping[str, Sequence[Phase]]) -> list[dict[str, object]]:
     """The phases of each process, in seconds."""
-    return [{"process": name, "phases": [each.to_dict() for each in phases]} for name, phases in processes.items()]
+    return [{"process": name, "phases": [phase.to_dict() for phase in phases]} for name, phases in processes.items()]

@@ -92,7 +92,7 @@ class TextAliases:
                 aliases = self._aliases.get(family, [])
                 for name, _ in aliases:
                     begun = lines.setdefault(name, [])
-                    if not any(each.startswith(f"# {kind} ") for each in begun[:2]):
+                    if not any(begun_line.startswith(f"# {kind} ") for begun_line in begun[:2]):
                         begun.append(line.replace(family, name, 1))
                 continue
             for name, constant in aliases:
@@ -103,7 +103,7 @@ class TextAliases:
                 else:
                     suffix, _, value = rest.partition(" ")
                     lines[name].append(f"{name}{suffix}{{{constant}}} {value}")
-        return "".join(f"{line}\n" for each in lines.values() for line in each)
+        return "".join(f"{line}\n" for family_lines in lines.values() for line in family_lines)
 
 
 def _escaped(value: str) -> str:

@@ -138,18 +138,18 @@ class _DeviceReadings(Collector):
             return
         for name, text, attribute in _DEVICE_GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=_DEVICE)
-            for each in self.devices:
-                value = getattr(each, attribute)
+            for device in self.devices:
+                value = getattr(device, attribute)
                 if value is not None:
-                    gauge.add_metric([each.device, each.name], value)
+                    gauge.add_metric([device.device, device.name], value)
             if gauge.samples:
                 yield gauge
         throttled = GaugeMetricFamily(
             "srv_device_throttled", "1 while the device lowers its clock for this reason.", labels=[*_DEVICE, "reason"]
         )
-        for each in self.devices:
-            for reason, active in each.throttle.items():
-                throttled.add_metric([each.device, each.name, reason], float(active))
+        for device in self.devices:
+            for reason, active in device.throttle.items():
+                throttled.add_metric([device.device, device.name, reason], float(active))
         if throttled.samples:
             yield throttled
 
@@ -196,7 +196,7 @@ class _Ledgers(Collector):
         for process, phases in self._startup().items():
             for phase in phases:
                 seconds.add_metric([process, phase.name], phase.seconds)
-        yield from (each for each in (memory, seconds) if each.samples)
+        yield from (family for family in (memory, seconds) if family.samples)
 
 
 class Metrics:

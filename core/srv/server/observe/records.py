@@ -73,11 +73,11 @@ class SequenceRecord:
 
     def stages(self) -> dict[str, tuple[float, float]]:
         """Begin and end of each stage that it reached: queue, prefill, decode."""
-        found: dict[str, tuple[float, float]] = {}
+        stages: dict[str, tuple[float, float]] = {}
         if self.scheduled is None:
-            return found
-        found["queue"] = (self.arrival, self.scheduled)
+            return stages
+        stages["queue"] = (self.arrival, self.scheduled)
         if self.first_token is not None:
-            found["prefill"] = (self.scheduled, self.first_token)
-            found["decode"] = (self.first_token, self.ended)
-        return found
+            stages["prefill"] = (self.scheduled, self.first_token)
+            stages["decode"] = (self.first_token, self.ended)
+        return stages

@@ -89,9 +89,9 @@ class RequestLog:
             case str():
                 return redact(value, self._keys)
             case dict():
-                return {name: self._redacted(each) for name, each in value.items()}
+                return {name: self._redacted(member) for name, member in value.items()}
             case list() | tuple():
-                return [self._redacted(each) for each in value]
+                return [self._redacted(element) for element in value]
         return value
 
 

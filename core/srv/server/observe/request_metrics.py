@@ -187,25 +187,25 @@ class RequestMetricsFamilies:
     def of(self, labels: Sequence[str] = ()) -> RequestMetrics:
         """The metrics for these values of the custom labels; () stands for empty ones."""
         values = tuple(labels) or ("",) * len(self._custom)
-        if (made := self._made.get(values)) is not None:
-            return made
+        if (metrics := self._made.get(values)) is not None:
+            return metrics
         if len(self._made) >= MAX_LABEL_SETS:
             values = (OTHER,) * len(self._custom)
-            if (made := self._made.get(values)) is not None:
-                return made
+            if (metrics := self._made.get(values)) is not None:
+                return metrics
         histograms = {
             name: histogram.labels(*values) if self._custom else histogram
             for name, histogram in self._histograms.items()
         }
         finished = {reason: self._ended(reason, values) for reason in FinishReason}
         structured = {valid: self._structured.labels(str(valid).lower(), *values) for valid in (True, False)}
-        tokens = [each.labels(*self._constant, *values) for each in self._tokens]
-        made = self._made[values] = RequestMetrics(histograms, finished, structured, tokens)
-        return made
+        tokens = [counter.labels(*self._constant, *values) for counter in self._tokens]
+        metrics = self._made[values] = RequestMetrics(histograms, finished, structured, tokens)
+        return metrics
 
     def _ended(self, reason: FinishReason, custom: Sequence[str]) -> EndReason:
-        own, alias = (reason.value, *custom), (*self._constant, reason.value, *custom)
-        return EndReason(self._finished.labels(*own), self._success.labels(*alias))
+        labels, alias = (reason.value, *custom), (*self._constant, reason.value, *custom)
+        return EndReason(self._finished.labels(*labels), self._success.labels(*alias))
 
     def _add_stages(self, bounds: Sequence[float]) -> None:
         for stage, text in (

@@ -87,7 +87,7 @@ class Tracer:
         tokens = sum(record.completion_tokens for record in records)
         prompts = [record for record in records if record.output_index == 0] or records[:1]
         prompt_tokens = sum(record.prompt_tokens for record in prompts)
-        found: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "srv",
             "gen_ai.request.model": self._model,
@@ -106,17 +106,17 @@ class Tracer:
         }
         if first.spec is not None and isinstance(first.spec.params, SamplingParams):
             params = first.spec.params
-            found |= {
+            attributes |= {
                 "gen_ai.request.temperature": params.temperature,
                 "gen_ai.request.top_p": params.top_p,
                 "gen_ai.request.max_tokens": params.max_tokens,
             }
         if first.first_token is not None:
-            found["gen_ai.latency.time_to_first_token"] = first.first_token - first.arrival
+            attributes["gen_ai.latency.time_to_first_token"] = first.first_token - first.arrival
         for stage, (begin, ended) in first.stages().items():
             name = "time_in_queue" if stage == "queue" else f"time_in_model_{stage}"
-            found[f"gen_ai.latency.{name}"] = ended - begin
-        return found
+            attributes[f"gen_ai.latency.{name}"] = ended - begin
+        return attributes
 
     def close(self) -> None:
         """Export what is left, for at most a few seconds."""

@@ -56,16 +56,18 @@ def openapi_document(
     paths: dict[str, Any] = {
         "/openapi.json": {"get": _operation("This document.", "application/json", operation_id="get /openapi.json")}
     }
-    for each in endpoints:
-        operation = _operation(each.summary, each.returns, operation_id=f"{each.method.lower()} {each.path}")
-        if each.method == "POST" and (body := bodies.get(each.path)) is not None:
+    for endpoint in endpoints:
+        operation = _operation(
+            endpoint.summary, endpoint.returns, operation_id=f"{endpoint.method.lower()} {endpoint.path}"
+        )
+        if endpoint.method == "POST" and (body := bodies.get(endpoint.path)) is not None:
             content = {"application/json": {"schema": references[(body, "validation")]}}
             operation["requestBody"] = {"required": True, "content": content}
-        if names := _PARAMETER.findall(each.path):
+        if names := _PARAMETER.findall(endpoint.path):
             operation["parameters"] = [
                 {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
             ]
-        paths.setdefault(_PARAMETER.sub(r"{\1}", each.path), {})[each.method.lower()] = operation
+        paths.setdefault(_PARAMETER.sub(r"{\1}", endpoint.path), {})[endpoint.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "srv", "version": srv.__version__},

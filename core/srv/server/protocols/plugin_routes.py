@@ -28,10 +28,10 @@ def add_plugin_routes(app: FastAPI, hooks: Hooks) -> list[tuple[HookPlugin, Rout
     added: list[tuple[HookPlugin, Route]] = []
     owners: list[tuple[str, Route]] = [("srv", route) for route in app.router.routes if isinstance(route, Route)]
     for plugin, returned in hooks.collect(_HOOK):
-        own = [_checked(plugin, route, owners) for route in _listed(plugin, returned)]
-        app.router.routes.extend(own)
-        owners += [(plugin.distribution, route) for route in own]
-        added += [(plugin, route) for route in own]
+        checked = [_checked(plugin, route, owners) for route in _listed(plugin, returned)]
+        app.router.routes.extend(checked)
+        owners += [(plugin.distribution, route) for route in checked]
+        added += [(plugin, route) for route in checked]
     return added
 
 
@@ -93,7 +93,7 @@ def _overlap(one: Route, other: Route) -> bool:
 
 
 def _spans_segments(segment: str | None) -> bool:
-    return any(isinstance(each, PathConvertor) for each in compile_path(f"/{segment}")[2].values())
+    return any(isinstance(convertor, PathConvertor) for convertor in compile_path(f"/{segment}")[2].values())
 
 
 def _may_be_equal(one: str, other: str) -> bool:

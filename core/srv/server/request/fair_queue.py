@@ -59,10 +59,10 @@ class FairQueue:
 
     def _displace(self, owner: str) -> None:
         """Make the largest share smaller by its newest. Raises Crowded if that would not be fairer."""
-        largest = max(self._waiting, key=lambda each: len(self._waiting[each]))
-        own, most = len(self._waiting.get(owner, ())), len(self._waiting[largest])
-        if most - own < 2:
-            raise Crowded(own)
+        largest = max(self._waiting, key=lambda other: len(self._waiting[other]))
+        own_count, most = len(self._waiting.get(owner, ())), len(self._waiting[largest])
+        if most - own_count < 2:
+            raise Crowded(own_count)
         turn = self._waiting[largest][-1]
         self._forget(largest, turn)
         if not turn.done():  # else it is cancelled, and leaves by itself

@@ -209,7 +209,7 @@ def _body_at(model: type[RequestBody], location: tuple[int | str, ...]) -> type[
 def _nested_body(annotation: object) -> type[RequestBody] | None:
     if isinstance(annotation, type) and issubclass(annotation, RequestBody):
         return annotation
-    return next((found for part in get_args(annotation) if (found := _nested_body(part)) is not None), None)
+    return next((body for part in get_args(annotation) if (body := _nested_body(part)) is not None), None)
 
 
 def _problem(model: type[RequestBody], error: ErrorDetails, where: str) -> tuple[str, str, str]:
@@ -244,5 +244,5 @@ def _as_request_error(model: type[RequestBody], error: ValidationError, where: s
     if len(details) > MAX_REPORTED_PROBLEMS:
         sentences.append(f"and {len(details) - MAX_REPORTED_PROBLEMS} more problems")
     *before, last = sentences
-    text = "".join(f"{each} " if each.endswith(".") else f"{each}; " for each in before) + last
+    text = "".join(f"{clause} " if clause.endswith(".") else f"{clause}; " for clause in before) + last
     return RequestError(text, code=code, param=param)

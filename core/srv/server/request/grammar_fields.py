@@ -26,7 +26,7 @@ def _only(value: object, fields: Sequence[str]) -> dict[str, Any]:
     unknown = [name for name in value if name not in fields]
     if unknown:
         raise field_error("invalid_value", f"must have no other fields than {', '.join(fields)}; remove {unknown[0]!r}")
-    return {name: each for name, each in value.items() if each is not None}
+    return {name: member for name, member in value.items() if member is not None}
 
 
 def _schema(value: object, param: str, spacing: str | None = None, *, strict: bool = True) -> GrammarSource:
@@ -55,7 +55,7 @@ def _grammar(value: object, param: str) -> GrammarSource:
 
 
 def _choice(value: object, param: str) -> GrammarSource:
-    if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
+    if not isinstance(value, list) or not value or not all(isinstance(element, str) and element for element in value):
         raise field_error("invalid_type", "must be an array of texts, with at least one and none empty")
     if len(value) > MAX_CHOICES:
         raise field_error("invalid_value", f"must have at most {MAX_CHOICES} texts")
@@ -99,8 +99,8 @@ def _response_format(value: object, param: str = "response_format") -> GrammarSo
             form = _only(value, ("type", "json_schema")).get("json_schema", {})
             if not isinstance(form, dict):
                 raise field_error("invalid_type", f"must have an object as json_schema, not {json_type(form)}")
-            given = _only(form, _SCHEMA_FIELDS)
-            return _json_schema_of(given, "json_schema.", f"{param}.json_schema.schema")
+            schema_fields = _only(form, _SCHEMA_FIELDS)
+            return _json_schema_of(schema_fields, "json_schema.", f"{param}.json_schema.schema")
         case "structural_tag":
             return _tag(value, param)
     raise field_error(
@@ -130,15 +130,15 @@ _SCHEMA_FIELDS = ("name", "schema", "strict", "description")
 
 
 def _structured_outputs(value: object) -> GrammarSource:
-    given = _only(value, (*_ONE_OF, "whitespace_pattern"))
-    spacing = given.pop("whitespace_pattern", None)
+    constraints = _only(value, (*_ONE_OF, "whitespace_pattern"))
+    spacing = constraints.pop("whitespace_pattern", None)
     if spacing is not None and not isinstance(spacing, str):
         raise field_error("invalid_type", "must have a text as whitespace_pattern")
-    if given.get("json_object") is False:
-        del given["json_object"]
-    if len(given) != 1:
-        raise field_error("invalid_value", f"must have exactly one of {', '.join(_ONE_OF)}; it has {len(given)}")
-    ((name, form),) = given.items()
+    if constraints.get("json_object") is False:
+        del constraints["json_object"]
+    if len(constraints) != 1:
+        raise field_error("invalid_value", f"must have exactly one of {', '.join(_ONE_OF)}; it has {len(constraints)}")
+    ((name, form),) = constraints.items()
     param = f"structured_outputs.{name}"
     if spacing is not None and name not in ("json", "json_object"):
         raise field_error("invalid_value", "must have whitespace_pattern only with json or json_object")
@@ -201,29 +201,29 @@ GRAMMAR_FIELDS = (
 
 def grammar_of(body: object) -> GrammarSource | None:
     """The one grammar of a request body, from whichever field has it. Raises RequestError if several do."""
-    given: list[GrammarSource] = [
+    sources: list[GrammarSource] = [
         source for name in GRAMMAR_FIELDS if (source := getattr(body, name, None)) is not None
     ]
-    if len(given) > 1:
+    if len(sources) > 1:
         raise RequestError(
-            f"{given[0].param} and {given[1].param} both constrain the output; send one of them",
+            f"{sources[0].param} and {sources[1].param} both constrain the output; send one of them",
             code="invalid_value",
-            param=given[1].param,
+            param=sources[1].param,
         )
     spacing = getattr(body, "guided_whitespace_pattern", None)
     if spacing is None:
-        return given[0] if given else None
-    if not given or given[0].kind != "json_schema":
+        return sources[0] if sources else None
+    if not sources or sources[0].kind != "json_schema":
         raise RequestError(
             "guided_whitespace_pattern is refused: it needs a JSON schema, such as guided_json; send both or neither",
             code="invalid_value",
             param="guided_whitespace_pattern",
         )
-    if given[0].whitespace_pattern is not None:
+    if sources[0].whitespace_pattern is not None:
         raise RequestError(
             "guided_whitespace_pattern and structured_outputs.whitespace_pattern both say what white space is allowed;"
             " send one of them",
             code="invalid_value",
             param="guided_whitespace_pattern",
         )
-    return msgspec.structs.replace(given[0], whitespace_pattern=spacing)
+    return msgspec.structs.replace(sources[0], whitespace_pattern=spacing)

@@ -59,7 +59,7 @@ def _refuse(what: str, source: GrammarSource, why: str) -> None:
 
 def not_enforced(grammars: Iterable[CheckedGrammar | None]) -> dict[str, str]:
     """The header that names what the grammars of a request leave out, if they leave out anything."""
-    notes = list(dict.fromkeys(note for each in grammars if each is not None for note in each.left_out))
+    notes = list(dict.fromkeys(note for grammar in grammars if grammar is not None for note in grammar.left_out))
     shown = [note if len(note) <= MAX_NOTE else f"{note[:MAX_NOTE]}..." for note in notes[:MAX_NOTES]]
     # JSON in ASCII escapes all that may not stand in a header but this one character.
     return {NOT_ENFORCED: json.dumps(shown).replace("\x7f", "\\u007f")} if shown else {}

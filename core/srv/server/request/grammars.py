@@ -84,8 +84,8 @@ class AnswerCheck:
     def _feed(self, text: str) -> None:
         if self._begins_after:
             self._tail += text
-            before, found, text = self._tail.partition(self._begins_after)
-            if not found:
+            before, marker, text = self._tail.partition(self._begins_after)
+            if not marker:
                 self._tail = before[-len(self._begins_after) :]
                 return
             self._begins_after, self._leading = "", True
@@ -126,11 +126,11 @@ class Grammars:
 
     def check_backend(self, name: str) -> None:
         """Raises RequestError if a request asks for another backend than this server has. "": it asks for none."""
-        own = self._settings.backend
-        if _ALIASES.get(name, name) not in ("", "auto", own):
+        backend = self._settings.backend
+        if _ALIASES.get(name, name) not in ("", "auto", backend):
             raise RequestError(
-                f"guided_decoding_backend = {shorten(name)} is refused: the grammar backend of this server is {own};"
-                " remove the field, or start the server with another --grammar-backend",
+                f"guided_decoding_backend = {shorten(name)} is refused: the grammar backend of this server is"
+                f" {backend}; remove the field, or start the server with another --grammar-backend",
                 code="invalid_value",
                 param="guided_decoding_backend",
             )
@@ -207,7 +207,7 @@ class Grammars:
 
     def _evict(self) -> None:
         while len(self._checked) > 1 and (
-            len(self._checked) > MAX_CACHED or sum(len(each.text) for each in self._checked) > MAX_CACHED_BYTES
+            len(self._checked) > MAX_CACHED or sum(len(source.text) for source in self._checked) > MAX_CACHED_BYTES
         ):
             self._checked.popitem(last=False)
 

@@ -203,7 +203,7 @@ class RequestPreprocessor:
         inline = is_little(sizes)
         for part in split(sizes):
             encoded = await self._tokenize_part(prompts, params, part, special, min_output, keep, inline)
-            tokens += [each.tokens for each in encoded]
+            tokens += [prompt.tokens for prompt in encoded]
         return tokens
 
     async def prepare_all(
@@ -220,14 +220,15 @@ class RequestPreprocessor:
         """
         self._check_generates()
         complete = {
-            id(each.sampling): with_defaults(each.sampling, self._settings.sampling_defaults) for each in requests
+            id(request.sampling): with_defaults(request.sampling, self._settings.sampling_defaults)
+            for request in requests
         }
-        requests = [replace(each, sampling=complete[id(each.sampling)]) for each in requests]
+        requests = [replace(request, sampling=complete[id(request.sampling)]) for request in requests]
         checked: dict[int, _Checked] = {}
         for request in requests:
             if id(request.sampling) not in checked:
                 checked[id(request.sampling)] = await self._check(request)
-        prompts, params = [each.prompt for each in requests], [each.param for each in requests]
+        prompts, params = [request.prompt for request in requests], [request.param for request in requests]
         await self.refuse_early(prompts, params, 1, keep)
         prepared: list[TokenizedPrompt] = []
         sizes = _sizes(prompts)
@@ -315,16 +316,16 @@ class RequestPreprocessor:
     ) -> list[_Encoded]:
         texts = [prompt for index in part if isinstance(prompt := prompts[index], str)]
         encoded = iter(await self._work.encode_part(texts, special, inline) if texts else [])
-        found: list[_Encoded] = []
+        checked: list[_Encoded] = []
         for index in part:
             prompt = prompts[index]
             tokens = next(encoded) if isinstance(prompt, str) else prompt
             affixes = self._text.affixes if special and isinstance(prompt, str) else SpecialTokenAffixes()
-            kept = tokens if keep is None or len(tokens) <= keep else self._cut(tokens, keep, affixes)
-            found.append(_Encoded(kept, len(kept) < len(tokens)))
-            self.check_prompt_length(len(kept), params[index], min_output)
+            kept_tokens = tokens if keep is None or len(tokens) <= keep else self._cut(tokens, keep, affixes)
+            checked.append(_Encoded(kept_tokens, len(kept_tokens) < len(tokens)))
+            self.check_prompt_length(len(kept_tokens), params[index], min_output)
         await asyncio.sleep(0)  # other requests take turns
-        return found
+        return checked
 
     def _cut(self, tokens: list[int], keep: int, affixes: SpecialTokenAffixes) -> list[int]:
         """`keep` tokens of a prompt: its last ones, or of a model that does not continue it, the first of its text.
@@ -404,8 +405,8 @@ class RequestPreprocessor:
         self.check_tokens(sampling.stop_token_ids, field("stop_token_ids"))
         self.check_tokens([token for token, _ in sampling.logit_bias], field("logit_bias"))
         self.check_tokens(sampling.allowed_token_ids, field("allowed_token_ids"))
-        known = self._settings.custom_processors
-        check_processor(sampling.custom_processor, sampling.custom_params, known, field)
+        processors = self._settings.custom_processors
+        check_processor(sampling.custom_processor, sampling.custom_params, processors, field)
         check_stop_counts(sampling, self._settings.max_stop_strings, field)
 
 

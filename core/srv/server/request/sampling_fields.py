@@ -257,12 +257,12 @@ class SamplesTokens(RequestBody):
     def sampling(self) -> Sampling:
         """The declared fields that the client set, and the grammar. Raises RequestError for several grammars."""
         values = {name: getattr(self, spelled) for name, spelled in self.spelled.items()}
-        given = {name: value for name, value in values.items() if value is not None}
+        sent_values = {name: value for name, value in values.items() if value is not None}
         processor: str | None = getattr(self, "custom_logit_processor", None)
         custom: dict[str, object] | None = getattr(self, "custom_params", None)
-        sent = tuple(name for name in given if self.spelled[name] in self.model_fields_set)
+        sent = tuple(name for name in sent_values if self.spelled[name] in self.model_fields_set)
         return Sampling(
-            **given,
+            **sent_values,
             given=sent,
             grammar=grammar_fields.grammar_of(self),
             grammar_backend=getattr(self, "guided_decoding_backend", None) or "",
@@ -289,13 +289,13 @@ def sampling_body(protocol: str) -> Callable[[type[Body]], type[Body]]:
                 continue
             (kind, meta), name = declaration, parameter.name
             names = meta.extra or {}
-            spelled[name] = own = names.get(protocol, name)
-            renamed |= {other: own for other in (name, *names.values()) if other != own}
+            spelled[name] = spelling = names.get(protocol, name)
+            renamed |= {other: spelling for other in (name, *names.values()) if other != spelling}
             bounds: dict[str, Any] = {"gt": meta.gt, "ge": meta.ge, "lt": meta.lt, "le": meta.le}
             if name in _JSON_FORMS:  # these accept null
-                fields[own] = (_JSON_FORMS[name], Field(parameter.default, description=meta.description))
+                fields[spelling] = (_JSON_FORMS[name], Field(parameter.default, description=meta.description))
             else:
-                fields[own] = (kind | None, Field(None, description=meta.description, **bounds))
+                fields[spelling] = (kind | None, Field(None, description=meta.description, **bounds))
         shared = cast(type[Body], create_model("Shared", __base__=SamplesTokens, **fields))
         model = create_model(body.__name__, __base__=(body, shared), __module__=body.__module__, __doc__=body.__doc__)
         model.spelled, model.RENAMED = spelled, {**renamed, **body.RENAMED}

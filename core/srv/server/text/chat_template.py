@@ -101,17 +101,17 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _make_dict(*items: Any, **named: Any) -> dict[Any, Any]:
+def _make_dict(*items: Any, **kwargs: Any) -> dict[Any, Any]:
     """`dict` as a function: with the type, `dict.update(message, ...)` could change a message."""
-    return dict(*items, **named)
+    return dict(*items, **kwargs)
 
 
 class _Namespace(Namespace):
     """`namespace` without names that begin with an underscore, which could be special methods."""
 
-    def __init__(*args: Any, **named: Any) -> None:
+    def __init__(*args: Any, **kwargs: Any) -> None:
         self, *items = args  # not a named parameter, so that a template may use any name
-        attributes = dict(*items, **named)
+        attributes = dict(*items, **kwargs)
         for name in attributes:
             _check_name(name)
         Namespace.__init__(self, attributes)

@@ -38,35 +38,35 @@ class StopMatcher:
 
     def feed(self, text: str, final: bool) -> tuple[str, str | None]:
         """(text that is safe to release, the stop string found or None). `final`: no more text follows."""
-        held = self._held = self._held + text
-        safe_end = len(held)  # no stop string can start before this position
-        found: tuple[int, int] | None = None  # start and length
+        pending = self._held = self._held + text
+        safe_end = len(pending)  # no stop string can start before this position
+        earliest: tuple[int, int] | None = None  # start and length
         for index, stop in enumerate(self._stops):
             position, complete = self._next(stop, self._candidates[index])
             self._candidates[index] = position
             if not complete:
                 safe_end = min(safe_end, position)
-            elif found is None or (position, len(stop)) < found:
-                found = (position, len(stop))
-        if found is not None and (final or found[0] <= safe_end):
-            start, end = found[0], found[0] + found[1]
-            return held[: end if self._include else start], held[start:end]
+            elif earliest is None or (position, len(stop)) < earliest:
+                earliest = (position, len(stop))
+        if earliest is not None and (final or earliest[0] <= safe_end):
+            start, end = earliest[0], earliest[0] + earliest[1]
+            return pending[: end if self._include else start], pending[start:end]
         if final:
-            safe_end = len(held)
-        elif found is not None:
-            safe_end = min(safe_end, found[0])
-        self._held = held[safe_end:]
+            safe_end = len(pending)
+        elif earliest is not None:
+            safe_end = min(safe_end, earliest[0])
+        self._held = pending[safe_end:]
         self._candidates = [max(0, position - safe_end) for position in self._candidates]
-        return held[:safe_end], None
+        return pending[:safe_end], None
 
     def _next(self, stop: str, position: int) -> tuple[int, bool]:
         """(first position from `position` on at which `stop` starts or could start, whether it is complete there)."""
-        held, size = self._held, len(self._held)
-        while (position := held.find(stop[0], position)) >= 0:
+        pending, size = self._held, len(self._held)
+        while (position := pending.find(stop[0], position)) >= 0:
             if size - position >= len(stop):
-                if held.startswith(stop, position):
+                if pending.startswith(stop, position):
                     return position, True
-            elif stop.startswith(held[position:]):
+            elif stop.startswith(pending[position:]):
                 return position, False
             position += 1
         return size, False
@@ -120,11 +120,11 @@ class IncrementalDetokenizer:
     def _search(self, regex: RegexMatcher, text: str, final: bool) -> str:
         """What may be released of a text that is free of stop strings but for one at its end."""
         stop = self._stop_string if self._include_stop else None
-        kept = stop or ""
-        text, found = regex.feed(text.removesuffix(kept), final)
-        if found is None:
-            return text + kept
-        self._stop_string = found
+        stop_text = stop or ""
+        text, pattern = regex.feed(text.removesuffix(stop_text), final)
+        if pattern is None:
+            return text + stop_text
+        self._stop_string = pattern
         return text
 
     def _count_used(self) -> None:

@@ -29,8 +29,8 @@ def main(tokenizer: str, code: str = "") -> int:
     text = load_tokenizer(tokenizer, remote_code=code == CODE)
     write_frame(sink, b"")
     while content := read_frame(source):
-        asked = msgspec.msgpack.decode(content, type=Texts)
-        encoded = text.encode_batch(asked.texts, asked.special)
+        request = msgspec.msgpack.decode(content, type=Texts)
+        encoded = text.encode_batch(request.texts, request.special)
         write_frame(sink, msgspec.msgpack.encode(Ids([array("i", ids).tobytes() for ids in encoded])))
     return 0
 

@@ -40,8 +40,8 @@ class EncodePool:
         self._closed = False
         self._idle: queue.SimpleQueue[_Encoder] = queue.SimpleQueue()
         self._all = [_Encoder(path, remote_code) for _ in range(count)]
-        for each in self._all:
-            self._idle.put(each)
+        for process in self._all:
+            self._idle.put(process)
 
     def encode(self, texts: Sequence[str], special: bool) -> list[list[int]]:
         """The token ids of texts that are valid Unicode, in one call of the tokenizer."""
@@ -60,8 +60,8 @@ class EncodePool:
     def close(self) -> None:
         """End the processes, also while they encode."""
         self._closed = True
-        for each in self._all:
-            each.kill()
+        for process in self._all:
+            process.kill()
 
 
 class _Encoder:

@@ -21,7 +21,7 @@ class EncodedTemplate(NamedTuple):
 
 def encoded_template(template: ScoreTemplate, head: PooledHead, text: TextProcessor) -> EncodedTemplate:
     """Raises ModelError as `answer_tokens` does."""
-    prefix, suffix = (tuple(text.encode(each, False)) for each in (template.prefix, template.suffix))
+    prefix, suffix = (tuple(text.encode(part, False)) for part in (template.prefix, template.suffix))
     return EncodedTemplate(template, prefix, suffix, answer_tokens(template, head, text))
 
 

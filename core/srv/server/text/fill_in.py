@@ -49,7 +49,9 @@ def fill_in_of(text: TextProcessor) -> FillIn | None:
     """The first family whose markers are all single tokens of this tokenizer; None if there is none."""
     if not text.has_tokenizer:
         return None
-    return next((each for each in FILL_INS if all(len(text.encode(mark, False)) == 1 for mark in each.markers)), None)
+    return next(
+        (fill_in for fill_in in FILL_INS if all(len(text.encode(mark, False)) == 1 for mark in fill_in.markers)), None
+    )
 
 
 def read_fill_in(value: str) -> FillIn:
@@ -57,11 +59,11 @@ def read_fill_in(value: str) -> FillIn:
 
     Raises ModelError with code not_found or bad_completion_template.
     """
-    for each in FILL_INS:
-        if value == each.name:
-            return each
+    for fill_in in FILL_INS:
+        if value == fill_in.name:
+            return fill_in
     path = Path(value).expanduser()
-    names = ", ".join(each.name for each in FILL_INS)
+    names = ", ".join(fill_in.name for fill_in in FILL_INS)
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -70,12 +72,12 @@ def read_fill_in(value: str) -> FillIn:
     except (ValueError, RecursionError) as error:
         reason = f"the file of --completion-template is not JSON ({error})"
         raise ModelError("bad_completion_template", value, reason, f"Give a JSON file or one of: {names}") from error
-    found = [fields.get(name) if isinstance(fields, dict) else None for name in _FIELDS]
-    given = [each for each in found if isinstance(each, str)]
-    if len(given) < len(_FIELDS) or given[-1].lower() not in ("middle", "end"):
+    values = [fields.get(name) if isinstance(fields, dict) else None for name in _FIELDS]
+    texts = [text for text in values if isinstance(text, str)]
+    if len(texts) < len(_FIELDS) or texts[-1].lower() not in ("middle", "end"):
         reason = f'the file of --completion-template needs the texts {", ".join(_FIELDS)}, the last "middle" or "end"'
         raise ModelError("bad_completion_template", value, reason, f"Give them, or use one of: {names}")
-    begin, middle, end, position = given
+    begin, middle, end, position = texts
     # SGLang says where the token stands that it calls the middle one: at the hole, or at the end of the prompt.
     hole, last = (middle, end) if position.lower() == "middle" else (end, middle)
     return FillIn(path.stem, begin, hole, last)

@@ -42,7 +42,7 @@ class Gathering:
             self._timer = None
         waiting, self._waiting = self._waiting, []
         for special in (True, False):
-            if chosen := [each for each in waiting if each[1] is special and not each[2].done()]:
+            if chosen := [text for text in waiting if text[1] is special and not text[2].done()]:
                 call = asyncio.ensure_future(self._run(chosen, special))
                 self._calls.add(call)
                 call.add_done_callback(self._calls.discard)
@@ -54,7 +54,7 @@ class Gathering:
             if len(waiting) == 1:
                 _fail(waiting, error)
                 return
-            await asyncio.gather(*(self._run([each], special) for each in waiting))
+            await asyncio.gather(*(self._run([text], special) for text in waiting))
         except asyncio.CancelledError as error:
             _fail(waiting, error)
             raise

@@ -20,8 +20,8 @@ def join_pair(
     added = len(prefix) + len(suffix) if affixes else tokenizer.num_special_tokens_to_add(True)
     if keep is not None and len(first.ids) + len(second.ids) + added > keep:
         sizes = _shortened(len(first.ids), len(second.ids), room_for_text(keep, added))
-        for each, size in zip((first, second), sizes, strict=True):
-            each.truncate(size)
+        for encoding, size in zip((first, second), sizes, strict=True):
+            encoding.truncate(size)
     if affixes is not None:
         return EncodedPair([*prefix, *first.ids, *second.ids, *suffix], None)
     joined = tokenizer.post_process(first, second, True)

@@ -97,11 +97,13 @@ def size(node: Node) -> Size:
         case Characters():
             return Size(1, 1)
         case Sequence(nodes) | RegexChoice(nodes):
-            sizes = [size(each) for each in nodes]
-            return Size(sum(each.characters for each in sizes), 1 + sum(each.nodes for each in sizes))
+            sizes = [size(child) for child in nodes]
+            return Size(
+                sum(part_size.characters for part_size in sizes), 1 + sum(part_size.nodes for part_size in sizes)
+            )
         case Repeat(part, least, most):
-            count, each = max(1, least) if most is None else most, size(part)
-            return Size(each.characters * count, 1 + each.nodes * count)
+            count, repeated = max(1, least) if most is None else most, size(part)
+            return Size(repeated.characters * count, 1 + repeated.nodes * count)
 
 
 def parse(pattern: str) -> Node:
@@ -167,16 +169,16 @@ class _Parser:
         if (counts := simple.get(self._next)) is not None:
             self._at += 1
             return counts
-        found = _COUNTS.match(self._pattern, self._at)
-        if found is None or found[0] == "{}":
+        match = _COUNTS.match(self._pattern, self._at)
+        if match is None or match[0] == "{}":
             return None
-        if max(len(found[1]), len(found[3])) > len(str(MAX_COUNT)):
+        if max(len(match[1]), len(match[3])) > len(str(MAX_COUNT)):
             raise self._error(f"a repetition of more than {MAX_COUNT}")
-        least = int(found[1] or 0)
-        most = (int(found[3]) if found[3] else None) if found[2] else least
+        least = int(match[1] or 0)
+        most = (int(match[3]) if match[3] else None) if match[2] else least
         if most is not None and most < least:
             raise self._error("a repetition whose maximum is less than its minimum")
-        self._at = found.end()
+        self._at = match.end()
         return least, most
 
     def _atom(self) -> Node:

@@ -83,9 +83,9 @@ class StopRegex:
             case RegexChoice(options):
                 built = [self._build(option) for option in options]
                 return _Fragment(
-                    any(each.empty for each in built),
-                    sum(each.first for each in built),
-                    sum(each.last for each in built),
+                    any(option.empty for option in built),
+                    sum(option.first for option in built),
+                    sum(option.last for option in built),
                 )
             case Parts(parts):
                 whole = _NOTHING
@@ -118,23 +118,23 @@ class StopRegex:
 
     def reachable(self, states: int) -> int:
         """The states that may follow any of these, whatever the next character is."""
-        if (found := self._reachable.get(states)) is None:
+        if (following := self._reachable.get(states)) is None:
             if len(self._reachable) >= MAX_CACHED:
                 self._reachable.clear()
-            found = 0
+            following = 0
             for state in _bits(states):
-                found |= self._follow[state]
-            self._reachable[states] = found
-        return found
+                following |= self._follow[state]
+            self._reachable[states] = following
+        return following
 
     def taking(self, character: str) -> int:
         """The states that take this character."""
-        if (found := self._taking.get(character)) is None:
+        if (taking := self._taking.get(character)) is None:
             if len(self._taking) >= MAX_CACHED:
                 self._taking.clear()
-            found = sum(states for characters, states in self._accepts.items() if character in characters)
-            self._taking[character] = found
-        return found
+            taking = sum(states for characters, states in self._accepts.items() if character in characters)
+            self._taking[character] = taking
+        return taking
 
     def matched(self, states: int) -> str:
         """The first of the expressions that end in one of these states."""
@@ -152,15 +152,15 @@ class RegexMatcher:
 
     def feed(self, text: str, final: bool) -> tuple[str, str | None]:
         """(text that is safe to release, the expression that matched or None). `final`: no more text follows."""
-        held, begin = self._held + text, self._position - len(self._held)
+        pending, begin = self._held + text, self._position - len(self._held)
         for character in text:
             self._position += 1
             if (match := self._step(character)) is not None:
                 start, pattern = match
-                return held[: (self._position if self._include else start) - begin], pattern
+                return pending[: (self._position if self._include else start) - begin], pattern
         safe = self._begun[0][0] if self._begun and not (self._include or final) else self._position
-        self._held = held[safe - begin :]
-        return held[: safe - begin], None
+        self._held = pending[safe - begin :]
+        return pending[: safe - begin], None
 
     def _step(self, character: str) -> tuple[int, str] | None:
         """Read a character; returns the start and the expression of a match that ends with it."""

@@ -90,10 +90,14 @@ class _Compiled:
 
 
 def _render(template: ChatTemplate, compiled: _Compiled, content: bytes) -> TemplateReply:
-    asked = msgspec.json.decode(content, type=TemplateConversation)
+    conversation = msgspec.json.decode(content, type=TemplateConversation)
     try:
-        template = template if asked.source is None else compiled.get(asked.source)
-        text = template.render(asked.messages, add_generation_prompt=asked.add_generation_prompt, extra=asked.variables)
+        template = template if conversation.source is None else compiled.get(conversation.source)
+        text = template.render(
+            conversation.messages,
+            add_generation_prompt=conversation.add_generation_prompt,
+            extra=conversation.variables,
+        )
     except RequestError as error:
         return TemplateReply(refused=error.message, code=error.code, param=error.param)
     return TemplateReply(text=text)

@@ -59,9 +59,9 @@ class TemplateProcess:
 
         Raises RequestError, also if the template exceeds a limit.
         """
-        asked = msgspec.json.encode(TemplateConversation(messages, add_generation_prompt, dict(extra), source))
+        content = msgspec.json.encode(TemplateConversation(messages, add_generation_prompt, dict(extra), source))
         try:
-            reply = msgspec.json.decode(self._process.ask(asked), type=TemplateReply)
+            reply = msgspec.json.decode(self._process.ask(content), type=TemplateReply)
         except Lost as lost:
             message = f"the chat template of {self._origin}: {lost}"
             if lost.retry:

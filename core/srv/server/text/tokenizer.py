@@ -135,8 +135,8 @@ class ModelTextProcessor:
         own = add_special_tokens and self._affixes is None  # the tokenizer's post-processor adds them
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=own)
         if self._affixes is None or not add_special_tokens:
-            return [list(each.ids) for each in encoded]
-        return [[*self._affixes.prefix, *each.ids, *self._affixes.suffix] for each in encoded]
+            return [list(encoding.ids) for encoding in encoded]
+        return [[*self._affixes.prefix, *encoding.ids, *self._affixes.suffix] for encoding in encoded]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], keep: int | None = None) -> list[EncodedPair]:
         for text in (text for pair in pairs for text in pair):
@@ -189,11 +189,11 @@ class ModelTextProcessor:
 
     def _special_in(self, markers: tuple[str, ...]) -> frozenset[int]:
         """The special tokens that the markers consist of; cached, because a model has few sets of markers."""
-        if (found := self._kept.get(markers)) is None:
+        if (tokens := self._kept.get(markers)) is None:
             texts = ((token, self.token_text(token)) for token in self._codec.special)
-            found = frozenset(token for token, text in texts if text and any(text in marker for marker in markers))
-            self._kept[markers] = found
-        return found
+            tokens = frozenset(token for token, text in texts if text and any(text in marker for marker in markers))
+            self._kept[markers] = tokens
+        return tokens
 
     def token_text(self, token: int) -> str:
         return self.token_bytes(token).decode("utf-8", "replace")

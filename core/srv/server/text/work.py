@@ -140,8 +140,8 @@ class TextWork:
             work = partial(text.apply_chat_template, messages)
         else:
             work = partial(text.apply_template_of_request, template, messages)
-        asked = partial(work, add_generation_prompt=add_generation_prompt, variables=variables)
-        return await self._in_thread(self._renderer if template is None else self._renderer_of_requests, asked)
+        conversation = partial(work, add_generation_prompt=add_generation_prompt, variables=variables)
+        return await self._in_thread(self._renderer if template is None else self._renderer_of_requests, conversation)
 
 
 def is_little(sizes: Sequence[int]) -> bool:

@@ -50,9 +50,9 @@ def read_conversation(body: CountTokensBody) -> Conversation:
     messages: list[Message] = []
     if body.system is not None:
         texts = [block.text for block in _blocks(body.system, "system", _IN_SYSTEM) if isinstance(block, TextBlock)]
-        kept = [text for text in texts if not text.startswith(BILLING_HEADER)]
-        if kept:
-            messages.append(Message("system", joined(kept)))
+        system_texts = [text for text in texts if not text.startswith(BILLING_HEADER)]
+        if system_texts:
+            messages.append(Message("system", joined(system_texts)))
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}].content")
     return Conversation(merged(messages), read_tools(body), _variables(body), continued=True)
@@ -135,7 +135,7 @@ def _document(block: DocumentBlock, where: str) -> str:
         case "content":
             content = ContentSource.parse(source, f"{where}.source").content
             blocks = _blocks(content, f"{where}.source.content", _IN_SYSTEM)
-            texts = [each.text for each in blocks if isinstance(each, TextBlock)]
+            texts = [text_block.text for text_block in blocks if isinstance(text_block, TextBlock)]
         case kind:
             raise RequestError(
                 f'{where}.source.type = "{shorten(kind)}" is not implemented; send plain text as type text or content',
@@ -148,12 +148,12 @@ def _document(block: DocumentBlock, where: str) -> str:
 def read_tools(body: CountTokensBody) -> ToolUse:
     """The tools of a body, and which may be called. Raises RequestError."""
     tools = tuple(_tool(value, f"tools[{index}]") for index, value in enumerate(body.tools or ()))
-    asked = body.tool_choice
-    if asked is None:
+    tool_choice = body.tool_choice
+    if tool_choice is None:
         return ToolUse(tools)
-    _check_choice(asked, tools)
-    choice, several = _CHOICES[asked.type], not asked.disable_parallel_tool_use
-    return ToolUse(tools, choice, asked.name if choice is ToolCalling.NAMED else None, several)
+    _check_choice(tool_choice, tools)
+    choice, several = _CHOICES[tool_choice.type], not tool_choice.disable_parallel_tool_use
+    return ToolUse(tools, choice, tool_choice.name if choice is ToolCalling.NAMED else None, several)
 
 
 def _tool(value: object, where: str) -> Tool:

@@ -123,9 +123,9 @@ class MessageFormatter(ReplyFormatter):
         """A stream shows the arguments as the model wrote them. If they are no object, the whole message has them as
         text, or leaves out a call that was cut: an input of {} would be run.
         """
-        found = parsed(arguments)
-        if isinstance(found, dict):
-            self._content[-1]["input"] = found
+        call_input = parsed(arguments)
+        if isinstance(call_input, dict):
+            self._content[-1]["input"] = call_input
         elif arguments or cut:
             self._no_calls[len(self._content) - 1] = None if cut else {"type": "text", "text": arguments}
 
@@ -217,13 +217,13 @@ def _budget(fields: MessagesBody) -> AskedBudget | None:
 
 def _sampling(fields: MessagesBody) -> Sampling:
     formats = (fields.output_format, fields.output_config.format if fields.output_config else None)
-    if len({each.text for each in formats if each is not None}) > 1:
+    if len({output_format.text for output_format in formats if output_format is not None}) > 1:
         raise RequestError(
             "output_format is refused with another output_config.format; send one of them",
             code="invalid_value",
             param="output_format",
         )
-    grammar = next((each for each in formats if each is not None), None)
+    grammar = next((output_format for output_format in formats if output_format is not None), None)
     return msgspec.structs.replace(fields.sampling(), grammar=grammar)
 
 

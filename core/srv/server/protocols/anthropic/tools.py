@@ -110,18 +110,18 @@ class ClientToolBody(RequestBody):
 
 def client_tool(value: object, kind: str, where: str) -> Tool:
     """The tool of a valid body. `kind`: its type, which `CLIENT_TOOLS` has. Raises RequestError."""
-    body, found = ClientToolBody.parse(value, where), CLIENT_TOOLS[kind]
-    if body.name != found.name:
+    body, tool = ClientToolBody.parse(value, where), CLIENT_TOOLS[kind]
+    if body.name != tool.name:
         raise RequestError(
-            f'{where}.name = "{shorten(body.name)}" is refused: a tool of the type {kind} is called {found.name}; send'
+            f'{where}.name = "{shorten(body.name)}" is refused: a tool of the type {kind} is called {tool.name}; send'
             " that name, or a tool with input_schema",
             code="invalid_value",
             param=f"{where}.name",
         )
     schema = {
         "type": "object",
-        "properties": dict(found.properties),
-        "required": list(found.required),
+        "properties": dict(tool.properties),
+        "required": list(tool.required),
         "additionalProperties": False,
     }
-    return Tool(found.name, found.description, schema, bool(body.strict), where, "type")
+    return Tool(tool.name, tool.description, schema, bool(body.strict), where, "type")

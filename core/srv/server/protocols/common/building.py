@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 async def build(results: Iterable[CompletedSequence | OutputDelta], work: Callable[[], T]) -> T:
     """The result of `work`, which shows these results, or the part of them that is new."""
-    count = sum(_entries(each.logprobs) + _entries(each.prompt_logprobs or ()) for each in results)
+    count = sum(_entries(result.logprobs) + _entries(result.prompt_logprobs or ()) for result in results)
     return work() if count <= INLINE_ENTRIES else await asyncio.to_thread(work)
 
 
 def _entries(logprobs: Iterable[TokenLogprob]) -> int:
-    return sum(1 + len(each.top) + len(each.listed) for each in logprobs)
+    return sum(1 + len(logprob.top) + len(logprob.listed) for logprob in logprobs)

@@ -41,26 +41,26 @@ class Conversation:
 
 def joined(texts: Iterable[str | None]) -> str | None:
     """The texts in lines of their own; None if there are none."""
-    given = [text for text in texts if text is not None]
-    return SEPARATOR.join(given) if given else None
+    present = [text for text in texts if text is not None]
+    return SEPARATOR.join(present) if present else None
 
 
 def merged(messages: Iterable[Message]) -> list[Message]:
     """The messages, neighbours of the same role (user, assistant, leading system) as one."""
-    found: list[Message] = []
+    result: list[Message] = []
     for message in messages:
-        last = found[-1] if found else None
-        same = last is not None and last.role == message.role and (message.role != "system" or len(found) == 1)
+        last = result[-1] if result else None
+        same = last is not None and last.role == message.role and (message.role != "system" or len(result) == 1)
         if last is None or not same or message.role == "tool":
-            found.append(message)
+            result.append(message)
             continue
-        found[-1] = replace(
+        result[-1] = replace(
             last,
             content=joined((last.content, message.content)),
             reasoning=joined((last.reasoning, message.reasoning)),
             calls=last.calls + message.calls,
         )
-    return found
+    return result
 
 
 def with_leading_system_only(messages: list[Message]) -> list[Message]:
@@ -88,7 +88,7 @@ async def shortened(preprocessor: RequestPreprocessor, conversation: Conversatio
     messages = conversation.messages
     system = messages[:1] if messages[0].role == "system" else []
     begins = [index for index, message in enumerate(messages) if message.role == "user"]
-    found = conversation
+    longest = conversation
     low, high = 1, len(begins) - 1
     while low <= high:
         middle = (low + high) // 2
@@ -100,9 +100,9 @@ async def shortened(preprocessor: RequestPreprocessor, conversation: Conversatio
                 raise
             fits = False
         if fits or middle == len(begins) - 1:
-            found = shorter
+            longest = shorter
         low, high = (low, middle - 1) if fits else (middle + 1, high)
-    return found
+    return longest
 
 
 def with_objects_only(messages: list[Message]) -> list[Message]:

@@ -97,12 +97,12 @@ class GeneratingEndpoint(ABC):
     async def __call__(self, request: Request) -> Response:
         arrival = time.perf_counter()
         self.service.lifecycle.check_accepting()
-        asked = await self.ask(await self.service.body(request), request)
-        formatter = asked.formatter
-        headers = {**asked.headers, **not_enforced(each.grammar for each in asked.prompts)}
-        ticket, group = self.service.start(asked.prompts, asked.rids, arrival, asked.batch, caller_of(request))
+        prepared = await self.ask(await self.service.body(request), request)
+        formatter = prepared.formatter
+        headers = {**prepared.headers, **not_enforced(prompt.grammar for prompt in prepared.prompts)}
+        ticket, group = self.service.start(prepared.prompts, prepared.rids, arrival, prepared.batch, caller_of(request))
         formatter.begin(group)
-        if asked.stream:
+        if prepared.stream:
             return EventStream(self._stream(formatter), ticket.close, formatter.failure, headers)
         try:
             await while_connected(request.receive, self._collect(formatter))

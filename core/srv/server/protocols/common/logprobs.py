@@ -37,13 +37,15 @@ def token_texts(text: TextProcessor, as_ids: bool | None) -> TokenTexts:
     return TokenIdTexts(text) if as_ids else text
 
 
-def _candidates(item: TokenLogprob, listed: Sequence[int]) -> dict[int, float]:
+def _candidates(item: TokenLogprob, token_ids: Sequence[int]) -> dict[int, float]:
     """The most likely tokens, and those that the request lists."""
-    return {**dict(item.top), **dict(zip(listed, item.listed, strict=True))}
+    return {**dict(item.top), **dict(zip(token_ids, item.listed, strict=True))}
 
 
-def chat_logprobs(text: TokenTexts, logprobs: Sequence[TokenLogprob], listed: Sequence[int] = ()) -> dict[str, object]:
-    """OpenAI's format for chat completions. `listed`: the ids of `SamplingOptions.logprob_token_ids`."""
+def chat_logprobs(
+    text: TokenTexts, logprobs: Sequence[TokenLogprob], token_ids: Sequence[int] = ()
+) -> dict[str, object]:
+    """OpenAI's format for chat completions. `token_ids`: the ids of `SamplingOptions.logprob_token_ids`."""
 
     def entry(token: int, logprob: float) -> dict[str, object]:
         return {"token": text.token_text(token), "logprob": finite(logprob), "bytes": list(text.token_bytes(token))}
@@ -51,7 +53,7 @@ def chat_logprobs(text: TokenTexts, logprobs: Sequence[TokenLogprob], listed: Se
     content = [
         {
             **entry(item.token, item.logprob),
-            "top_logprobs": [entry(*each) for each in _candidates(item, listed).items()],
+            "top_logprobs": [entry(*candidate) for candidate in _candidates(item, token_ids).items()],
         }
         for item in logprobs
     ]
@@ -72,8 +74,8 @@ class CompletionLogprobs:
     `listed`: as in `chat_logprobs`.
     """
 
-    def __init__(self, text: TokenTexts, offset: int = 0, listed: Sequence[int] = ()) -> None:
-        self._text, self._listed = text, listed
+    def __init__(self, text: TokenTexts, offset: int = 0, token_ids: Sequence[int] = ()) -> None:
+        self._text, self._listed = text, token_ids
         self._offset = offset
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 

@@ -34,31 +34,31 @@ class _Marks(NamedTuple):
 
 
 async def with_budget(
-    sampling: Sampling, asked: AskedBudget, options: ParserOptions, prompt: str, service: Service
+    sampling: Sampling, limit: AskedBudget, options: ParserOptions, prompt: str, service: Service
 ) -> Sampling:
     """The parameters with a limit on the reasoning. Raises RequestError if its end cannot be forced."""
     marks = _marks(service.settings.reply_format, options, prompt)
-    if marks is None and not asked.needs_format:
+    if marks is None and not limit.needs_format:
         return sampling
     if marks is None:
         raise RequestError(
-            f"{asked.field} is refused: the format of this model's reasoning is not known;"
+            f"{limit.field} is refused: the format of this model's reasoning is not known;"
             " start the server with --reasoning-parser NAME, or remove it",
             code="not_implemented",
-            param=asked.field,
+            param=limit.field,
         )
-    await service.preprocessor.send_vocabulary(asked.field)
+    await service.preprocessor.send_vocabulary(limit.field)
     end = tuple(service.text.encode(marks.end, False))
     lacking = [token for token in end if sampling.allowed_token_ids and token not in sampling.allowed_token_ids]
     if lacking:
         raise RequestError(
-            f"{asked.field} is refused: allowed_token_ids lacks the token {lacking[0]} of {marks.end}, which ends the"
+            f"{limit.field} is refused: allowed_token_ids lacks the token {lacking[0]} of {marks.end}, which ends the"
             " reasoning; send one of them",
             code="not_implemented",
-            param=asked.field,
+            param=limit.field,
         )
     budget = ThinkingBudget(
-        tokens=asked.tokens,
+        tokens=limit.tokens,
         end=end,
         begins=marks.begins,
         ends=marks.ends,

@@ -29,8 +29,10 @@ class ToolBody(RequestBody):
     function: FunctionBody = Field(description="The function.")
 
     def tool(self, where: str) -> Tool:
-        given = self.function
-        return Tool(given.name, given.description, given.parameters, bool(given.strict), f"{where}.function")
+        function = self.function
+        return Tool(
+            function.name, function.description, function.parameters, bool(function.strict), f"{where}.function"
+        )
 
 
 # Replies that OpenAI's clients parsed have it, and applications send them back as they are.
@@ -103,10 +105,10 @@ def _allowed(value: dict[str, Any]) -> AskedChoice:
     inner = value.get("allowed_tools")
     mode, tools = (inner.get("mode"), inner.get("tools")) if isinstance(inner, dict) else (None, None)
     names = [_named(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-    given = tuple(name for name in names if name is not None)
-    if mode not in ("auto", "required") or not isinstance(tools, list) or not 0 < len(given) == len(tools):
+    allowed_names = tuple(name for name in names if name is not None)
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not 0 < len(allowed_names) == len(tools):
         raise field_error("invalid_value", f"must have the form {_ALLOWED_FORM}")
-    return AskedChoice(ToolCalling(mode), allowed=given)
+    return AskedChoice(ToolCalling(mode), allowed=allowed_names)
 
 
 def _named(value: dict[str, Any]) -> str | None:

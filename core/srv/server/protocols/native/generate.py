@@ -44,11 +44,11 @@ T = TypeVar("T")
 
 def _prompts(body: GenerateBody) -> tuple[list[Prompt], bool, str]:
     """The prompts, whether they are a batch, and the name of their field."""
-    given = [name for name in ("text", "input_ids") if getattr(body, name) is not None]
-    if len(given) != 1:
-        problem = "neither text nor input_ids is given" if not given else "text and input_ids are both given"
+    prompt_fields = [name for name in ("text", "input_ids") if getattr(body, name) is not None]
+    if len(prompt_fields) != 1:
+        problem = "neither text nor input_ids is given" if not prompt_fields else "text and input_ids are both given"
         raise RequestError(f"{problem}; send one of them", code="invalid_value", param="text")
-    param = given[0]
+    param = prompt_fields[0]
     prompts, batch = read_prompts(getattr(body, param), param)
     expected = str if param == "text" else list
     if any(not isinstance(prompt, expected) for prompt in prompts):
@@ -190,8 +190,8 @@ class NativeFormatter(Formatter):
         if params.logprobs:
             fields["output_top_logprobs"] = encoded.top.extend(result.logprobs, partial(native_top_logprobs, text))
         if params.logprob_token_ids:
-            listed = partial(native_listed_logprobs, text, params.logprob_token_ids)
-            fields["output_token_ids_logprobs"] = encoded.listed.extend(result.logprobs, listed)
+            format_listed = partial(native_listed_logprobs, text, params.logprob_token_ids)
+            fields["output_token_ids_logprobs"] = encoded.listed.extend(result.logprobs, format_listed)
         again = result.sequence.finish is not None and not self._segments
         if params.prompt_logprobs is not None and (again or not encoded.prompt_sent):
             encoded.prompt_sent = True
@@ -206,8 +206,8 @@ class NativeFormatter(Formatter):
         fields: dict[str, object] = {"input_token_logprobs": [*first, *native_logprobs(text, scores)]}
         if params.prompt_logprobs:
             fields["input_top_logprobs"] = [*([None] * len(first)), *native_top_logprobs(text, scores)]
-        if listed := params.logprob_token_ids:
-            more = native_listed_logprobs(text, listed, scores)
+        if token_ids := params.logprob_token_ids:
+            more = native_listed_logprobs(text, token_ids, scores)
             fields["input_token_ids_logprobs"] = [*([None] * len(first)), *more]
         return fields
 
@@ -237,7 +237,7 @@ class NativeGenerate(GeneratingEndpoint):
         prompts, batch, param = _prompts(fields)
         name, rids = self._rids(fields, len(prompts), batch)
         tokenized = await self._tokenize(fields, prompts, batch, param, owner_of(request))
-        as_list = batch or any(len(each.seeds) > 1 for each in tokenized)
+        as_list = batch or any(len(prompt.seeds) > 1 for prompt in tokenized)
         formatter = NativeFormatter(self.service, fields, rids, as_list)
         return Asked(tokenized, rids, bool(fields.stream), formatter, name)
 
@@ -270,16 +270,18 @@ class NativeGenerate(GeneratingEndpoint):
         hidden_states = per_prompt(body.return_hidden_states, count, batch, "return_hidden_states", boolean)
         salts = per_prompt(body.cache_salt, count, batch, "cache_salt", salt_value)
         keys = per_prompt(body.extra_key, count, batch, "extra_key", salt_value)
-        listed = listed_ids(body.token_ids_logprob, count, batch)
-        for ids in {id(each): each for each in listed}.values():
+        listed_tokens = listed_ids(body.token_ids_logprob, count, batch)
+        for ids in {id(ids): ids for ids in listed_tokens}.values():
             self.service.preprocessor.check_tokens(ids, "token_ids_logprob")
         self._check_hidden_states(hidden_states)
         if body.return_text_in_logprobs and not self.service.text.has_tokenizer:
             raise no_tokenizer("return_text_in_logprobs")
-        self.service.preprocessor.check_count(1, sum(each.n for each in params), param)
+        self.service.preprocessor.check_count(1, sum(sampling_params.n for sampling_params in params), param)
         requests = []
         for index, prompt in enumerate(prompts):
-            sampling = with_logprobs(params[index], requested[index], starts[index], top_counts[index], listed[index])
+            sampling = with_logprobs(
+                params[index], requested[index], starts[index], top_counts[index], listed_tokens[index]
+            )
             sampling = msgspec.structs.replace(
                 sampling, hidden_states=hidden_states[index], custom_processor=body.custom_logit_processor or ""
             )

@@ -44,30 +44,30 @@ def _of_model(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         logger.warning("%s is ignored: it cannot be read (%s)", file, error)
         return {}
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for name in MODEL_FIELDS:
         if isinstance(config, dict) and config.get(name) is not None:
             try:
-                found |= _parsed({name: config[name]})
+                defaults |= _parsed({name: config[name]})
             except RequestError as error:
                 logger.warning("%s: %s; requests without the field get the default of the API", file, error.message)
-    return found
+    return defaults
 
 
 def _preferred(resolved: Resolved) -> dict[str, Any]:
-    given = resolved.config.model.preferred_sampling_params
-    if given is None:
+    preferred = resolved.config.model.preferred_sampling_params
+    if preferred is None:
         return {}
-    fields = json.loads(given)
+    fields = json.loads(preferred)
     try:
-        if own := next((name for name in _OF_REQUESTS if name in fields), None):
-            raise RequestError(f"{own} is refused: {_OF_REQUESTS[own]}", code="invalid_value")
+        if field := next((name for name in _OF_REQUESTS if name in fields), None):
+            raise RequestError(f"{field} is refused: {_OF_REQUESTS[field]}", code="invalid_value")
         return _parsed(fields)
     except RequestError as error:
         owner = resolved.provenance["preferred_sampling_params"].owner
         remedy = "Give sampling_params of /generate, such as temperature, top_p and max_new_tokens."
         raise Refusal(
-            [Rejection("bad_sampling_params", "preferred_sampling_params", given, owner, error.message, remedy)]
+            [Rejection("bad_sampling_params", "preferred_sampling_params", preferred, owner, error.message, remedy)]
         ) from None
 
 

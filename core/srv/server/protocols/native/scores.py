@@ -22,7 +22,7 @@ LISTED = "token_ids_logprob"
 
 def listed_ids(value: object, count: int, batch: bool) -> list[tuple[int, ...]]:
     """The token ids of each prompt, from one array for all of them or an array per prompt. Raises RequestError."""
-    if isinstance(value, list) and not any(isinstance(each, list | NoneType) for each in value):
+    if isinstance(value, list) and not any(isinstance(element, list | NoneType) for element in value):
         return [_ids(value, LISTED)] * count
     return per_prompt(value, count, batch, LISTED, _ids)
 
@@ -45,10 +45,10 @@ def _ids(value: object, param: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def with_logprobs(sampling: Sampling, requested: bool, start: int, top: int, listed: tuple[int, ...]) -> Sampling:
+def with_logprobs(sampling: Sampling, requested: bool, start: int, top: int, token_ids: tuple[int, ...]) -> Sampling:
     """The parameters with what the fields about log-probabilities ask for. Raises RequestError."""
     if not requested:
-        for value, param in ((start != -1, "logprob_start_len"), (top != 0, "top_logprobs_num"), (listed, LISTED)):
+        for value, param in ((start != -1, "logprob_start_len"), (top != 0, "top_logprobs_num"), (token_ids, LISTED)):
             if value:
                 raise RequestError(
                     f"{param} is refused: it needs return_logprob = true; send both or neither",
@@ -61,7 +61,7 @@ def with_logprobs(sampling: Sampling, requested: bool, start: int, top: int, lis
         logprobs=top,
         prompt_logprobs=None if start < 0 else top,
         prompt_logprobs_start=max(0, start),
-        logprob_token_ids=listed,
+        logprob_token_ids=token_ids,
     )
 
 

@@ -61,7 +61,7 @@ class CompletionFormatter(OpenAIFormatter):
         sequence, output = delta.sequence, tokens
         first = sequence.index not in self._logprobs_by_sequence
         completion_logprobs = self._logprobs_by_sequence.setdefault(
-            sequence.index, CompletionLogprobs(self._shown, listed=self._listed)
+            sequence.index, CompletionLogprobs(self._shown, token_ids=self._listed)
         )
         token_logprobs: list[TokenLogprob | None] = [*logprobs]
         if first and self._echo_texts is not None:
@@ -168,6 +168,6 @@ class Completions(OpenAIEndpoint):
     async def _echo(self, prompts: list[TokenizedPrompt]) -> list[str]:
         """The text of each prompt."""
         decoded = iter(
-            await self.service.preprocessor.decode([each.tokens for each in prompts if each.text is None], False)
+            await self.service.preprocessor.decode([prompt.tokens for prompt in prompts if prompt.text is None], False)
         )
-        return [next(decoded) if each.text is None else each.text for each in prompts]
+        return [next(decoded) if prompt.text is None else prompt.text for prompt in prompts]

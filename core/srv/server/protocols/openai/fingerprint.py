@@ -55,7 +55,7 @@ def system_fingerprint(model: ModelFacts, resolved: Resolved) -> str:
 
 def _samples(path: Path) -> Iterator[bytes]:
     """The name, the size and parts of each weight file."""
-    files = sorted(each for each in path.iterdir() if each.suffix in _WEIGHTS) if path.is_dir() else [path]
+    files = sorted(entry for entry in path.iterdir() if entry.suffix in _WEIGHTS) if path.is_dir() else [path]
     for file in files:
         size = file.stat().st_size
         yield f"{file.name}:{size}".encode()

@@ -23,10 +23,10 @@ def page(
     items: Sequence[T], query: QueryParams, show: Callable[[T], dict[str, object]], default: int, maximum: int
 ) -> dict[str, object]:
     """At most `limit` of the items after the one with the id `after`. Raises RequestError."""
-    given = query.get("limit", str(default))
-    if not (given.isascii() and given.isdigit() and len(given) < 9 and 1 <= int(given) <= maximum):
+    limit = query.get("limit", str(default))
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 9 and 1 <= int(limit) <= maximum):
         raise RequestError(
-            f"limit = {shorten(given)} is refused: it must be an integer from 1 to {maximum}",
+            f"limit = {shorten(limit)} is refused: it must be an integer from 1 to {maximum}",
             code="invalid_value",
             param="limit",
         )
@@ -35,7 +35,7 @@ def page(
     if after is not None and after not in ids:
         raise RequestError(f"after = {shorten(after)} is not in the list", code="invalid_value", param="after")
     begin = 0 if after is None else ids.index(after) + 1
-    data = [show(item) for item in items[begin : begin + int(given)]]
+    data = [show(item) for item in items[begin : begin + int(limit)]]
     return {
         "object": "list",
         "data": data,

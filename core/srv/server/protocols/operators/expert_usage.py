@@ -38,11 +38,11 @@ class ExpertUsageRecord:
         usage = answer.experts
         if usage is None:
             raise _failed("read", "the engine sent no counts")
-        found: dict[str, Any] = {"mode": usage.mode, "recording": usage.recording, "layers": usage.layers}
-        records = [_record(each) for each in usage.records]
+        summary: dict[str, Any] = {"mode": usage.mode, "recording": usage.recording, "layers": usage.layers}
+        records = [_record(record) for record in usage.records]
         if usage.mode == PER_PASS:
-            return json_response(found | {"passes": records})
-        return json_response(found | (records[0] if records else {"steps": 0, "tokens": 0, "logical_count": []}))
+            return json_response(summary | {"passes": records})
+        return json_response(summary | (records[0] if records else {"steps": 0, "tokens": 0, "logical_count": []}))
 
     async def _run(self, command: Command, what: str) -> list[Answer]:
         self._service.lifecycle.check_accepting()

@@ -73,7 +73,7 @@ class Profiling:
 
     def _folder(self, name: str | None) -> Path:
         if name is None:
-            self._made = [each for each in self._made if each.exists()]
+            self._made = [place for place in self._made if place.exists()]
             if len(self._made) >= MAX_FOLDERS:
                 raise _failed(
                     "started", f"there are {MAX_FOLDERS} recordings in {tempfile.gettempdir()}; remove their folders"

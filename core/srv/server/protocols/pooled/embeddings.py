@@ -158,7 +158,7 @@ def _data(embeddings: Sequence[Embedding], as_base64: bool) -> list[dict[str, ob
         {
             "object": "embedding",
             "index": index,
-            "embedding": base64.b64encode(each.vector).decode() if as_base64 else each.elements(),
+            "embedding": base64.b64encode(embedding.vector).decode() if as_base64 else embedding.elements(),
         }
-        for index, each in enumerate(embeddings)
+        for index, embedding in enumerate(embeddings)
     ]

@@ -55,7 +55,7 @@ def _texts(value: object) -> list[str]:
     """A text, or an array of texts; [] for null."""
     if value is None:
         return []
-    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+    if isinstance(value, list) and value and all(isinstance(element, str) for element in value):
         return value
     if isinstance(value, str):
         return [value]

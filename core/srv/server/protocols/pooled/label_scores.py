@@ -67,4 +67,4 @@ async def label_scores(
 def _scores(result: CompletedSequence, softmax: bool) -> list[float]:
     """`softmax`: over the labels alone; else the probabilities among all tokens."""
     logprobs: Sequence[float] = result.logprobs[0].listed
-    return activated(logprobs, "softmax") if softmax else [math.exp(each) for each in logprobs]
+    return activated(logprobs, "softmax") if softmax else [math.exp(logprob) for logprob in logprobs]

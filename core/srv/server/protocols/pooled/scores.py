@@ -45,9 +45,9 @@ class PooledEndpoint:
             instruction=instruction,
         )
 
-    def response(self, asked: ScoreRequest, computed: Sequence[Embedding], **fields: object) -> Response:
+    def response(self, score_request: ScoreRequest, computed: Sequence[Embedding], **fields: object) -> Response:
         content = {
-            "id": asked.rid,
+            "id": score_request.rid,
             **fields,
             "model": self.service.settings.model_name,
             "usage": usage_of(computed, self.service.settings.cache_report),
@@ -64,19 +64,19 @@ class Rerank(PooledEndpoint):
         arrival = time.perf_counter()
         self.service.lifecycle.check_accepting()
         fields = RerankBody.parse(await self.service.body(request))
-        asked = self.begin(request, fields, arrival, fields.instruction)
+        score_request = self.begin(request, fields, arrival, fields.instruction)
         self.service.preprocessor.check_count(len(fields.documents), 1, "documents")
         pairs = [
             TextPair(fields.query, document, ("query", f"documents[{index}]"))
             for index, document in enumerate(fields.documents)
         ]
-        scores = await while_connected(request.receive, self.scorer.pairs(pairs, asked))
+        scores = await while_connected(request.receive, self.scorer.pairs(pairs, score_request))
         best = sorted(range(len(pairs)), key=lambda index: -scores.values[index])  # equal ones stay in order
         results: list[dict[str, object]] = []
         for index in best[: fields.top_n or None]:
             document = {} if fields.return_documents is False else {"document": {"text": pairs[index].second}}
             results.append({"index": index, **document, "relevance_score": scores.values[index]})
-        return self.response(asked, scores.computed, results=results)
+        return self.response(score_request, scores.computed, results=results)
 
 
 class Score(PooledEndpoint):
@@ -88,27 +88,29 @@ class Score(PooledEndpoint):
         arrival = time.perf_counter()
         self.service.lifecycle.check_accepting()
         fields = ScoreBody.parse(await self.service.body(request))
-        asked = self.begin(request, fields, arrival, fields.instruction)
+        score_request = self.begin(request, fields, arrival, fields.instruction)
         if not (fields.text_1 or fields.text_2) and (fields.query is not None or fields.items is not None):
-            return await self._of_items(request, fields, asked)
-        for name, given in (("text_1", fields.text_1), ("text_2", fields.text_2)):
-            if not given:
+            return await self._of_items(request, fields, score_request)
+        for name, text in (("text_1", fields.text_1), ("text_2", fields.text_2)):
+            if not text:
                 raise RequestError(f"{name} is required", code="missing_field", param=name)
         other_form = ("query", "items", "label_token_ids", "apply_softmax", "item_first")
         _refuse_beside(fields, other_form, "it belongs to SGLang's form with query and items, not to text_1 and text_2")
         pairs = _pairs(fields.text_1, fields.text_2)
         self.service.preprocessor.check_count(len(pairs), 1, "text_2")
-        scores = await while_connected(request.receive, self.scorer.pairs(pairs, asked))
+        scores = await while_connected(request.receive, self.scorer.pairs(pairs, score_request))
         data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores.values)]
-        return self.response(asked, scores.computed, object="list", created=int(time.time()), data=data)
+        return self.response(score_request, scores.computed, object="list", created=int(time.time()), data=data)
 
-    async def _of_items(self, request: Request, fields: ScoreBody, asked: ScoreRequest) -> Response:
+    async def _of_items(self, request: Request, fields: ScoreBody, score_request: ScoreRequest) -> Response:
         """SGLang's form: of the labels after each item, or as above if there are none."""
         usage: dict[str, object]
         if fields.label_token_ids:
-            own = ("instruction", "use_activation", "activation")
-            _refuse_beside(fields, own, "scores of label_token_ids are probabilities after the texts as they are")
-            scores, usage = await label_scores(self.service, request, fields, asked.rid, asked.arrival)
+            answer_fields = ("instruction", "use_activation", "activation")
+            _refuse_beside(
+                fields, answer_fields, "scores of label_token_ids are probabilities after the texts as they are"
+            )
+            scores, usage = await label_scores(self.service, request, fields, score_request.rid, score_request.arrival)
         else:
             _refuse_beside(fields, ("apply_softmax", "item_first"), "it needs label_token_ids")
             query, items = read_items(fields)
@@ -120,10 +122,10 @@ class Score(PooledEndpoint):
                 )
             pairs = [TextPair(query, str(item), ("query", f"items[{index}]")) for index, item in enumerate(items)]
             self.service.preprocessor.check_count(len(pairs), 1, "items")
-            computed = await while_connected(request.receive, self.scorer.pairs(pairs, asked))
+            computed = await while_connected(request.receive, self.scorer.pairs(pairs, score_request))
             scores = [[value] for value in computed.values]
             usage = usage_of(computed.computed, self.service.settings.cache_report)
-        shown = {"id": asked.rid, "object": "scoring", "created": int(time.time()), "scores": scores}
+        shown = {"id": score_request.rid, "object": "scoring", "created": int(time.time()), "scores": scores}
         return json_response({**shown, "model": self.service.settings.model_name, "usage": usage})
 
 
@@ -158,7 +160,7 @@ class Classify(PooledEndpoint):
         arrival = time.perf_counter()
         self.service.lifecycle.check_accepting()
         fields = ClassifyBody.parse(await self.service.body(request))
-        asked = self.begin(request, fields, arrival)
+        score_request = self.begin(request, fields, arrival)
         self.scorer.pooling()
         preprocessor, labels = self.service.preprocessor, self.service.settings.head.labels
         prompts, batch = read_prompts(fields.input, "input")
@@ -168,14 +170,14 @@ class Classify(PooledEndpoint):
             [f"input[{index}]" if batch else "input" for index in range(len(prompts))],
             special=fields.add_special_tokens is not False,
             min_output=0,
-            keep=preprocessor.kept(asked.keep, 0),
+            keep=preprocessor.kept(score_request.keep, 0),
         )
-        scores = await while_connected(request.receive, self.scorer.classify(tokenized, asked))
+        scores = await while_connected(request.receive, self.scorer.classify(tokenized, score_request))
         data = [
             _labelled(index, labels, scores.values[index * len(labels) : (index + 1) * len(labels)])
             for index in range(len(prompts))
         ]
-        return self.response(asked, scores.computed, object="list", created=int(time.time()), data=data)
+        return self.response(score_request, scores.computed, object="list", created=int(time.time()), data=data)
 
 
 def _labelled(index: int, labels: Sequence[str], probabilities: Sequence[float]) -> dict[str, object]:
@@ -185,8 +187,8 @@ def _labelled(index: int, labels: Sequence[str], probabilities: Sequence[float])
 
 def usage_of(computed: Sequence[Embedding], cache_report: bool) -> dict[str, object]:
     """The `usage` of a response without output tokens."""
-    prompt_tokens = sum(each.prompt_tokens for each in computed)
-    cached = sum(each.cached_tokens for each in computed)
+    prompt_tokens = sum(embedding.prompt_tokens for embedding in computed)
+    cached = sum(embedding.cached_tokens for embedding in computed)
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens,

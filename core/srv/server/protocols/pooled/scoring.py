@@ -71,52 +71,58 @@ class Scorer:
             )
         return self._settings.pooling
 
-    async def pairs(self, pairs: Sequence[TextPair], asked: ScoreRequest) -> PairScores:
+    async def pairs(self, pairs: Sequence[TextPair], score_request: ScoreRequest) -> PairScores:
         """The scores of pairs of texts. Raises RequestError, EngineDead."""
         pooling = self.pooling()
         template, labels = self._settings.score_template, self._settings.head.labels
-        if asked.instruction is not None and template is None:
+        if score_request.instruction is not None and template is None:
             raise RequestError(
                 "instruction is refused: only models that are asked by a template read it (--score-template)",
                 code="not_supported",
                 param="instruction",
             )
         if template is not None:
-            return await self._answers(pairs, asked, template)
+            return await self._answers(pairs, score_request, template)
         if len(labels) > 1:
             raise RequestError(
                 f"{self._settings.model_name} cannot score pairs: its classification head has {len(labels)} labels, and"
                 " a score needs one; use /classify",
                 code="not_a_scorer",
             )
-        return await (self._labelled(pairs, asked, pooling) if labels else self._cosines(pairs, asked, pooling))
+        return await (
+            self._labelled(pairs, score_request, pooling) if labels else self._cosines(pairs, score_request, pooling)
+        )
 
-    async def _labelled(self, pairs: Sequence[TextPair], asked: ScoreRequest, pooling: Pooling) -> PairScores:
-        encoded = await self._encode_pairs(pairs, asked.keep)
+    async def _labelled(self, pairs: Sequence[TextPair], score_request: ScoreRequest, pooling: Pooling) -> PairScores:
+        encoded = await self._encode_pairs(pairs, score_request.keep)
         params = [
-            PoolingParams(pooling=pooling, output=PooledOutput.LABELS, types_from=each.types_from) for each in encoded
+            PoolingParams(pooling=pooling, output=PooledOutput.LABELS, types_from=pair.types_from) for pair in encoded
         ]
-        computed = await self._run([each.tokens for each in encoded], params, asked)
-        values = [activated(each.elements(), self._activation(asked))[0] for each in computed]
+        computed = await self._run([pair.tokens for pair in encoded], params, score_request)
+        values = [activated(embedding.elements(), self._activation(score_request))[0] for embedding in computed]
         return PairScores(values, computed)
 
-    async def _answers(self, pairs: Sequence[TextPair], asked: ScoreRequest, encoded: EncodedTemplate) -> PairScores:
+    async def _answers(
+        self, pairs: Sequence[TextPair], score_request: ScoreRequest, encoded: EncodedTemplate
+    ) -> PairScores:
         preprocessor, fields = self._service.preprocessor, [pair.params[1] for pair in pairs]
-        bodies = [encoded.template.filled(pair.first, pair.second, asked.instruction) for pair in pairs]
-        keep = preprocessor.kept(asked.keep, 0)
+        bodies = [encoded.template.filled(pair.first, pair.second, score_request.instruction) for pair in pairs]
+        keep = preprocessor.kept(score_request.keep, 0)
         await preprocessor.refuse_early(bodies, fields, 0, keep)
         tokens = await preprocessor.encode(bodies, False, "text_2")
         prompts = [around_text(encoded.prefix, body, encoded.suffix, keep) for body in tokens]
         for prompt, field in zip(prompts, fields, strict=True):
             preprocessor.check_prompt_length(len(prompt), field, 0)
         params = PoolingParams(pooling=Pooling.LAST, output=PooledOutput.TOKENS, tokens=encoded.answers)
-        computed = await self._run(prompts, [params] * len(prompts), asked)
-        differences = [yes - no for yes, no in (each.elements() for each in computed)]
-        return PairScores([sigmoid(each) if asked.activate else each for each in differences], computed)
+        computed = await self._run(prompts, [params] * len(prompts), score_request)
+        differences = [yes - no for yes, no in (embedding.elements() for embedding in computed)]
+        return PairScores(
+            [sigmoid(difference) if score_request.activate else difference for difference in differences], computed
+        )
 
-    async def _cosines(self, pairs: Sequence[TextPair], asked: ScoreRequest, pooling: Pooling) -> PairScores:
+    async def _cosines(self, pairs: Sequence[TextPair], score_request: ScoreRequest, pooling: Pooling) -> PairScores:
         """Each distinct text is computed once."""
-        if not asked.activate:
+        if not score_request.activate:
             raise RequestError(
                 f"use_activation = false is refused: scores of {self._settings.model_name} are cosines of embeddings,"
                 " which no activation follows",
@@ -133,10 +139,10 @@ class Scorer:
             list(distinct.values()),
             special=True,
             min_output=0,
-            keep=preprocessor.kept(asked.keep, 0),
+            keep=preprocessor.kept(score_request.keep, 0),
         )
-        computed = await self._run(prompts, [PoolingParams(pooling=pooling)] * len(prompts), asked)
-        vectors = {text: each.elements() for text, each in zip(distinct, computed, strict=True)}
+        computed = await self._run(prompts, [PoolingParams(pooling=pooling)] * len(prompts), score_request)
+        vectors = {text: embedding.elements() for text, embedding in zip(distinct, computed, strict=True)}
         values = [_dot(vectors[pair.first], vectors[pair.second]) for pair in pairs]
         return PairScores(values, computed)
 
@@ -151,19 +157,21 @@ class Scorer:
             [len(first) + len(second) for first, second in texts],
             lambda part: self._service.text.encode_pairs([texts[index] for index in part], keep),
         )
-        for pair, each in zip(pairs, encoded, strict=True):
-            preprocessor.check_prompt_length(len(each.tokens), pair.params[1], 0)
+        for pair, tokenized in zip(pairs, encoded, strict=True):
+            preprocessor.check_prompt_length(len(tokenized.tokens), pair.params[1], 0)
         return encoded
 
     async def _run(
-        self, prompts: list[list[int]], params: Sequence[PoolingParams], asked: ScoreRequest
+        self, prompts: list[list[int]], params: Sequence[PoolingParams], score_request: ScoreRequest
     ) -> list[Embedding]:
-        return await self._service.embed(prompts, params, asked.rid, asked.arrival, asked.caller, asked.namespace)
+        return await self._service.embed(
+            prompts, params, score_request.rid, score_request.arrival, score_request.caller, score_request.namespace
+        )
 
-    def _activation(self, asked: ScoreRequest) -> str:
-        return self._settings.head.activation if asked.activate else "identity"
+    def _activation(self, score_request: ScoreRequest) -> str:
+        return self._settings.head.activation if score_request.activate else "identity"
 
-    async def classify(self, prompts: list[list[int]], asked: ScoreRequest) -> PairScores:
+    async def classify(self, prompts: list[list[int]], score_request: ScoreRequest) -> PairScores:
         """The scores of all labels of each prompt, concatenated. Raises RequestError if the model has no labels."""
         pooling = self.pooling()
         if not self._settings.head.labels:
@@ -172,8 +180,12 @@ class Scorer:
                 code="not_a_classifier",
             )
         params = PoolingParams(pooling=pooling, output=PooledOutput.LABELS)
-        computed = await self._run(prompts, [params] * len(prompts), asked)
-        values = [value for each in computed for value in activated(each.elements(), self._activation(asked))]
+        computed = await self._run(prompts, [params] * len(prompts), score_request)
+        values = [
+            value
+            for embedding in computed
+            for value in activated(embedding.elements(), self._activation(score_request))
+        ]
         return PairScores(values, computed)
 
 
@@ -184,10 +196,10 @@ def preceding_prompt(head: PooledHead, pooling: Pooling, name: str | None = None
     """
     prompts, param = dict(head.prompts), None if name is None else "prompt_name"
     if name is not None and name not in prompts:
-        known = f"its prompts are {', '.join(prompts)}" if prompts else "the model's files name none"
-        raise RequestError(f"prompt_name = {shorten(name)} is refused: {known}", code="invalid_value", param=param)
-    found = prompts.get(name or head.default_prompt or "", "")
-    if found and not head.prompt_pooled and not pooling.one_token:
+        choices = f"its prompts are {', '.join(prompts)}" if prompts else "the model's files name none"
+        raise RequestError(f"prompt_name = {shorten(name)} is refused: {choices}", code="invalid_value", param=param)
+    prompt = prompts.get(name or head.default_prompt or "", "")
+    if prompt and not head.prompt_pooled and not pooling.one_token:
         which = f"prompt_name = {name}" if name else f"text with the model's default prompt {head.default_prompt}"
         raise RequestError(
             f"{which} is refused: the model leaves a prompt's tokens out of {pooling.value} pooling (include_prompt),"
@@ -195,7 +207,7 @@ def preceding_prompt(head: PooledHead, pooling: Pooling, name: str | None = None
             code="not_supported",
             param=param,
         )
-    return found
+    return prompt
 
 
 def activated(logits: Sequence[float], activation: str) -> list[float]:
@@ -203,11 +215,11 @@ def activated(logits: Sequence[float], activation: str) -> list[float]:
     if activation == "identity":
         return list(logits)
     if activation == "sigmoid":
-        return [sigmoid(each) for each in logits]
+        return [sigmoid(logit) for logit in logits]
     largest = max(logits)
-    powers = [math.exp(each - largest) for each in logits]
+    powers = [math.exp(logit - largest) for logit in logits]
     total = math.fsum(powers)
-    return [each / total for each in powers]
+    return [power / total for power in powers]
 
 
 def _dot(first: Sequence[float], second: Sequence[float]) -> float:

@@ -46,7 +46,7 @@ def new_id(kind: str) -> str:
 
 class ResponseFormatter(ReplyFormatter):
     """Formats one response. `frame`: its fields that the request determines. `custom`: names of tools whose input is a
-    text. `encoded`: reasoning has `encrypted_content`. `logprobs`: text has log-probabilities. `done`: called with a
+    text. `encoded`: reasoning has `encrypted_content`. `logprobs`: text has log-probabilities. `on_done`: called with a
     response that is complete."""
 
     def __init__(
@@ -59,10 +59,10 @@ class ResponseFormatter(ReplyFormatter):
         custom: frozenset[str] = frozenset(),
         encoded: bool = False,
         logprobs: bool = False,
-        done: Callable[[Event], None] | None = None,
+        on_done: Callable[[Event], None] | None = None,
     ) -> None:
         super().__init__(reader)
-        self._done = done
+        self._done = on_done
         self._text, self._encoded, self._with_logprobs, self._custom = text, encoded, logprobs, custom
         self._frame = {"id": response, "object": "response", "created_at": int(time.time()), **frame}
         self._status = "in_progress"
@@ -214,9 +214,9 @@ class ResponseFormatter(ReplyFormatter):
         match item["type"]:
             case "message":
                 part = item["content"][0]
-                done = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
+                event_fields = {"content_index": 0, "text": part["text"], "logprobs": part["logprobs"]}
                 formatted = [
-                    self._item_event("response.output_text.done", **done),
+                    self._item_event("response.output_text.done", **event_fields),
                     self._item_event("response.content_part.done", content_index=0, part=dict(part)),
                 ]
             case "reasoning":
@@ -232,8 +232,8 @@ class ResponseFormatter(ReplyFormatter):
                 ]
             case _:
                 item["arguments"] = "".join(self._arguments)
-                done = {"arguments": item["arguments"], "name": item["name"]}
-                formatted = [self._item_event("response.function_call_arguments.done", **done)]
+                event_fields = {"arguments": item["arguments"], "name": item["name"]}
+                formatted = [self._item_event("response.function_call_arguments.done", **event_fields)]
         return [*formatted, self._shown("done")]
 
 
@@ -246,6 +246,6 @@ def _copy(item: dict[str, Any]) -> dict[str, Any]:
 
 def _custom_input(arguments: str) -> str:
     """The text in the arguments of a custom tool, or what the model wrote instead."""
-    found = parsed(arguments)
-    text = found.get(CUSTOM_INPUT) if isinstance(found, dict) else None
+    fields = parsed(arguments)
+    text = fields.get(CUSTOM_INPUT) if isinstance(fields, dict) else None
     return text if isinstance(text, str) else arguments

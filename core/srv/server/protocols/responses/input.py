@@ -42,19 +42,21 @@ def read_items(
 
     Items get an id if they have none, and their text becomes a part, as in OpenAI's. Raises RequestError.
     """
-    given = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    if given is None:
+    new_items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    if new_items is None:
         if not earlier:
             raise RequestError(
                 "input is missing; send a text or an array of items", code="missing_field", param="input"
             )
-        given = []
-    if not isinstance(given, list):
+        new_items = []
+    if not isinstance(new_items, list):
         raise RequestError(
-            f"input must be a string or an array of items, not {json_type(given)}", code="invalid_type", param="input"
+            f"input must be a string or an array of items, not {json_type(new_items)}",
+            code="invalid_type",
+            param="input",
         )
     items = [*earlier]
-    for index, value in enumerate(given):
+    for index, value in enumerate(new_items):
         where = f"input[{index}]"
         item = _resolved(value, where, find)
         kind = item.get("type") or "message"
@@ -76,15 +78,15 @@ def _resolved(value: object, where: str, find: Callable[[str], Item | None]) -> 
         )
     if value.get("type") != "item_reference":
         return value
-    found = find(value["id"]) if isinstance(value.get("id"), str) else None
-    if found is None:
+    item = find(value["id"]) if isinstance(value.get("id"), str) else None
+    if item is None:
         raise RequestError(
             f"{where} refers to item {shorten(value.get('id'))}, which is not stored; send the item itself",
             code="item_not_found",
             param=f"{where}.id",
             status=404,
         )
-    return found
+    return item
 
 
 def read_messages(items: Sequence[Item], instructions: str | None, earlier: int) -> list[Message]:
@@ -96,9 +98,9 @@ def read_messages(items: Sequence[Item], instructions: str | None, earlier: int)
     for index, item in enumerate(items):
         where = f"input[{index - earlier}]" if index >= earlier else f"previous_response_id: item {index}"
         messages.append(_message(item, where))
-    given = merged(message for message in messages if message is not None)
+    conversation = merged(message for message in messages if message is not None)
     # A client that only asks whether the server answers sends nothing at all.
-    return given if items and given else [*given, Message("user", "")]
+    return conversation if items and conversation else [*conversation, Message("user", "")]
 
 
 def _message(item: Item, where: str) -> Message | None:
@@ -226,22 +228,22 @@ def _as_function(tool: CustomTool, where: str) -> Tool:
 
 
 def _with_choice(tools: tuple[Tool, ...], body: ResponsesBody) -> ToolUse:
-    asked, parallel = body.tool_choice, body.parallel_tool_calls is not False
-    if asked is None:
+    tool_choice, parallel = body.tool_choice, body.parallel_tool_calls is not False
+    if tool_choice is None:
         return ToolUse(tools, parallel=parallel)
-    if isinstance(asked, dict) and asked.get("type") == "allowed_tools":
-        names = _names(asked.get("tools"))
+    if isinstance(tool_choice, dict) and tool_choice.get("type") == "allowed_tools":
+        names = _names(tool_choice.get("tools"))
         if unknown := names - {tool.name for tool in tools}:
             raise _bad_choice(f"tools has no tool named {', '.join(map(shorten, sorted(unknown)))}")
         if not names:
             raise _bad_choice("allowed_tools needs tools")
-        tools, asked = tuple(tool for tool in tools if tool.name in names), asked.get("mode")
-    if isinstance(asked, str) and asked in ("auto", "none", "required"):
-        if asked == "required" and not tools:
+        tools, tool_choice = tuple(tool for tool in tools if tool.name in names), tool_choice.get("mode")
+    if isinstance(tool_choice, str) and tool_choice in ("auto", "none", "required"):
+        if tool_choice == "required" and not tools:
             raise _bad_choice('"required" needs tools')
-        return ToolUse(tools, ToolCalling(asked), parallel=parallel)
-    if isinstance(asked, dict) and asked.get("type") in ("function", "custom"):
-        name = asked.get("name")
+        return ToolUse(tools, ToolCalling(tool_choice), parallel=parallel)
+    if isinstance(tool_choice, dict) and tool_choice.get("type") in ("function", "custom"):
+        name = tool_choice.get("name")
         if name not in [tool.name for tool in tools]:
             raise _bad_choice(f"tools has no tool named {shorten(name)}")
         return ToolUse(tools, ToolCalling.NAMED, str(name), parallel)

@@ -60,7 +60,7 @@ class Responses(GeneratingEndpoint):
             custom=tools.custom,
             encoded=ENCRYPTED_REASONING in included,
             logprobs=LOGPROBS in included,
-            done=partial(self._keep, owner, items) if stored else None,
+            on_done=partial(self._keep, owner, items) if stored else None,
         )
         return Asked([prompt], [fields.own_id or response], bool(fields.stream), formatter)
 

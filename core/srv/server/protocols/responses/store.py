@@ -84,10 +84,10 @@ class ResponseStore:
 
     def delete(self, owner: str, name: str) -> bool:
         """Whether there was one."""
-        found = self._stored.pop((owner, name), None)
-        if found is None:
+        entry = self._stored.pop((owner, name), None)
+        if entry is None:
             return False
-        stored, size = found
+        stored, size = entry
         self._count(owner, -1, -size)
         for item in stored.conversation:
             place = (owner, item.get("id", ""))

@@ -62,8 +62,10 @@ def source_from_metadata(metadata: Mapping[str, Any], origin: str) -> TextSource
         return vocabulary.unigrams()
     if kind == "bert":
         return vocabulary.word_pieces()
-    known = "'gpt2' (byte-level BPE), 'llama' (SentencePiece BPE), 't5' (SentencePiece unigrams) and 'bert' (WordPiece)"
-    reason = f"tokenizer.ggml.model is {kind!r}; srv reads {known}"
+    readable = (
+        "'gpt2' (byte-level BPE), 'llama' (SentencePiece BPE), 't5' (SentencePiece unigrams) and 'bert' (WordPiece)"
+    )
+    reason = f"tokenizer.ggml.model is {kind!r}; srv reads {readable}"
     raise ModelError("no_tokenizer" if kind is None else "unknown_tokenizer", origin, reason, REMEDY)
 
 
