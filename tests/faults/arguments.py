@@ -11,7 +11,7 @@ FAULTS = (
     Fault(
         name="plan-accepts-what-cannot-be-built",
         file="core/srv/planning/launchable.py",
-        text="refusals = refusals if told else (*refusals, _of_model(resolved, error))",
+        text="refusals = refusals if is_refused else (*refusals, _of_model(resolved, error))",
         planted="pass",
         effect="`srv plan` accepts FP8 and AWQ checkpoints, which every launch refuses.",
         tests=("tests/core/planning/test_launchable.py",),
@@ -51,7 +51,7 @@ FAULTS = (
     Fault(
         name="auto-does-not-cancel-the-file",
         file="core/srv/args/resolve.py",
-        text="below = [each for each in ranked[position:] if each.layer < Layer.USER]",
+        text="below = [lower for lower in ranked[position:] if lower.layer < Layer.USER]",
         planted="below = ranked[position:]",
         effect='"auto" on the command line leaves the value of the config file in force.',
         tests=(_RESOLVE,),
@@ -75,15 +75,18 @@ FAULTS = (
     Fault(
         name="platform-constraints-not-checked",
         file="core/srv/args/resolve.py",
-        text="for each in (*manifest.facts.constraints, *declared)]",
-        planted="for each in declared]",
+        text="for constraint in (*manifest.facts.constraints, *declared)]",
+        planted="for constraint in declared]",
         effect="Values that the platform cannot serve are accepted, and fail when the first request runs.",
         tests=(_RESOLVE,),
     ),
     Fault(
         name="one-refusal-at-a-time",
         file="core/srv/args/resolve.py",
-        text="raise Refusal(list(dict.fromkeys([*carried, *(reworded(each, used) for each in state.rejections)])))",
+        text=(
+            "raise Refusal(list(dict.fromkeys([*carried, *(reworded(rejection, used) for rejection in"
+            " state.rejections)])))"
+        ),
         planted="raise Refusal([*carried, *(reworded(each, used) for each in state.rejections)][:1])",
         effect="An operator sees one wrong value per start instead of all of them.",
         tests=(_RESOLVE,),
@@ -115,7 +118,7 @@ FAULTS = (
     Fault(
         name="reserved-memory-ignored",
         file="core/srv/planning/budget.py",
-        text="pool = min(static - own, free_bytes - reserved_bytes)",
+        text="pool = min(static - own_weights, free_bytes - reserved_bytes)",
         planted="pool = min(static - own, free_bytes)",
         effect="A high --mem-fraction-static leaves no memory for activations.",
         tests=(_BUDGET,),

@@ -27,7 +27,7 @@ def unread_arguments(user: Mapping[str, Statement], chosen: Mapping[str, Backend
         specs = {choice.spec.name: choice.spec for choice in chosen.values() if choice.family == family}
         if not specs or any(name in spec.arguments for spec in specs.values()):
             continue  # a model that needs no backend of the family is what a constraint of the argument names
-        backends = " and ".join(f"{family} backend {each}" for each in specs)
+        backends = " and ".join(f"{family} backend {spec}" for spec in specs)
         yield Rejection(
             "backend_ignores",
             name,
@@ -45,8 +45,8 @@ def overridden_arguments(user: Mapping[str, Statement], slots: Iterable[Sequence
     """
     slots = tuple(slots)
     for name, statement in user.items():
-        chosen_by = [next(each for each in slot if each in user) for slot in slots if name in slot]
-        if not chosen_by or any(user[each].value == statement.value for each in chosen_by):
+        chosen_by = [next(key for key in slot if key in user) for slot in slots if name in slot]
+        if not chosen_by or any(user[key].value == statement.value for key in chosen_by):
             continue
         argument = ARGUMENTS[name]
         reason = f"{' and '.join(chosen_by)} {'override' if len(chosen_by) > 1 else 'overrides'} it"

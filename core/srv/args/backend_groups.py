@@ -58,7 +58,10 @@ def why_not_native(model: ModelFacts, model_impl: str | None) -> str | None:
 
 def unserved_states(model: ModelFacts | None, model_impl: str | None) -> Rejection | None:
     """The refusal of a model that keeps recurrent states, if no native layers compute it: only they read these."""
-    spec = next((each for each in (model.cache_groups if model else ()) if isinstance(each, Recurrent)), None)
+    spec = next(
+        (cache_group for cache_group in (model.cache_groups if model else ()) if isinstance(cache_group, Recurrent)),
+        None,
+    )
     why = None if model is None or spec is None else why_not_native(model, model_impl)
     if spec is None or why is None:
         return None
@@ -67,7 +70,8 @@ def unserved_states(model: ModelFacts | None, model_impl: str | None) -> Rejecti
         "model",
         None,
         "memory budget",
-        f"{len(spec.layers)} of its layers keep recurrent states ({', '.join(each.name for each in spec.states)}), and "
+        f"{len(spec.layers)} of its layers keep recurrent states"
+        f" ({', '.join(state.name for state in spec.states)}), and "
         f"no native layers compute them here ({why}): the classes of transformers keep such states themselves",
         "Choose a model with native layers and leave --model-impl at auto, or one whose layers all use attention.",
     )

@@ -33,7 +33,7 @@ class BackendSlot(NamedTuple):
     def eligible(self) -> tuple[Candidate, ...]:
         """The candidates that fit; if the user named a backend, only that one."""
         return tuple(
-            each
-            for each in self.candidates
-            if not each.reasons and (not self.user_choice or each.spec.name == self.user_choice.value)
+            candidate
+            for candidate in self.candidates
+            if not candidate.reasons and (not self.user_choice or candidate.spec.name == self.user_choice.value)
         )

@@ -116,7 +116,7 @@ def choose_backends(
     rejections = _distinct(rejected for slot in judged for rejected in _slot_rejections(slot, platform, user))
     rejections = rejections if states is None else (states, *rejections)
     carried: tuple[Rejection, ...] = ()
-    if all(each.code in _CARRIED for each in rejections):
+    if all(rejection.code in _CARRIED for rejection in rejections):
         carried, rejections = rejections, ()
         slots = [slot for slot in slots if slot.eligible()]
     if rejections:
@@ -206,26 +206,26 @@ def _without_layers(candidate: Candidate, layers: Sequence[LayerKind]) -> Candid
         return candidate
     missing = unsupported_layers(layers, partial(missing_traits, candidate.spec.layer_traits))
     # That of latent groups may be among the candidate's already, without what else the same layers have.
-    own = (reason for reason in candidate.reasons if not any(each.startswith(reason) for each in missing))
-    return candidate._replace(reasons=(*own, *missing))
+    reasons = (reason for reason in candidate.reasons if not any(clause.startswith(reason) for clause in missing))
+    return candidate._replace(reasons=(*reasons, *missing))
 
 
 def _without_ops(slot: BackendSlot, facts: Facts, values: Mapping[str, Any], ops: Sequence[OpSpec]) -> BackendSlot:
     """The slot of experts, with a reason for each candidate that lacks an op which the model needs."""
     assert facts.model is not None
-    named, online = values.get("quantization"), values.get("torchao_config")
-    method = chosen(facts.model, named, online, dequantize=False) or method_of(facts.model)
+    quantization, online = values.get("quantization"), values.get("torchao_config")
+    method = chosen(facts.model, quantization, online, dequantize=False) or method_of(facts.model)
     is_dequantized = facts.model.format == "gguf" or bool(values.get("dequantize_weights"))
     layer_ops = () if method is None or (method.dequantizable and is_dequantized) else method.ops
     needed = needed_ops(facts.model, values, facts.capabilities, layer_ops)
     if layer_ops and method is not None and not method.online and not has_quantized_experts(facts.model):
         needed = (EXPERTS,)
     full = values.get(PRECISION) == FULL_PRECISION
-    found = tuple(
-        each._replace(reasons=(*each.reasons, *missing_ops(ops, each.spec.name, needed, full=full)))
-        for each in slot.candidates
+    candidates = tuple(
+        candidate._replace(reasons=(*candidate.reasons, *missing_ops(ops, candidate.spec.name, needed, full=full)))
+        for candidate in slot.candidates
     )
-    return slot._replace(candidates=found)
+    return slot._replace(candidates=candidates)
 
 
 def _slot_rejections(slot: BackendSlot, platform: str, user: Mapping[str, Statement]) -> Iterator[Rejection]:
@@ -236,10 +236,10 @@ def _slot_rejections(slot: BackendSlot, platform: str, user: Mapping[str, Statem
         yield rejected
         return
     if slot.user_choice is None:
-        named: dict[tuple[str, ...], list[str]] = {}
-        for each in slot.candidates:
-            named.setdefault(each.reasons, []).append(each.spec.name)
-        reasons = "; ".join(f"{', '.join(alike)}: {', '.join(why)}" for why, alike in named.items())
+        alike_by_reasons: dict[tuple[str, ...], list[str]] = {}
+        for candidate in slot.candidates:
+            alike_by_reasons.setdefault(candidate.reasons, []).append(candidate.spec.name)
+        reasons = "; ".join(f"{', '.join(alike)}: {', '.join(why)}" for why, alike in alike_by_reasons.items())
         yield Rejection(
             "no_backend_fits" if names else "no_backend",
             f"{slot.family} backend",
@@ -250,8 +250,8 @@ def _slot_rejections(slot: BackendSlot, platform: str, user: Mapping[str, Statem
         )
         return
     chosen, argument = slot.user_choice, ARGUMENTS[slot.user_choice.argument]
-    found = next((each for each in slot.candidates if each.spec.name == chosen.value), None)
-    if found is None:
+    named = next((candidate for candidate in slot.candidates if candidate.spec.name == chosen.value), None)
+    if named is None:
         closest = nearest(chosen.value, names)
         yield Rejection(
             "unknown_backend",
@@ -262,21 +262,21 @@ def _slot_rejections(slot: BackendSlot, platform: str, user: Mapping[str, Statem
             (f"Did you mean {closest}? " if closest else "") + f"Available backends: {', '.join(names) or 'none'}.",
         )
         return
-    others = [each.spec.name for each in slot.candidates if not each.reasons]
+    others = [candidate.spec.name for candidate in slot.candidates if not candidate.reasons]
     advice = f"Choose one that fits ({', '.join(others)}), or" if others else "Change the conflicting setting, or"
     yield Rejection(
         "backend_unfit",
         chosen.argument,
         argument.show(chosen.value),
         chosen.owner,
-        "; ".join(found.reasons),
+        "; ".join(named.reasons),
         f"{advice} leave {argument.flag} out.",
     )
 
 
 def _no_backend_remedy(slot: BackendSlot, user: Collection[str]) -> str:
     """`user`: the arguments that the user has set; nobody can change settings that are none of them."""
-    reasons = " ".join(reason for each in slot.candidates for reason in each.reasons)
+    reasons = " ".join(reason for candidate in slot.candidates for reason in candidate.reasons)
     if any(re.search(rf"\b{name}\b", reasons) for name in user):
         remedy = "Change the conflicting settings"
     else:
@@ -286,18 +286,21 @@ def _no_backend_remedy(slot: BackendSlot, user: Collection[str]) -> str:
 
 def _unmet_by_all(slot: BackendSlot, platform: str, user: Mapping[str, Statement]) -> Rejection | None:
     """The refusal of the one value of the user that no backend of the slot allows, if nothing else is in the way."""
-    unmet = {each.unmet if len(each.unmet) == len(each.reasons) else () for each in slot.candidates}
+    unmet = {candidate.unmet if len(candidate.unmet) == len(candidate.reasons) else () for candidate in slot.candidates}
     if len(unmet) != 1 or len(names := unmet.pop()) != 1:
         return None
     (name,) = names
-    argument, given = ARGUMENTS[name], user[name]
-    required = [f"{each.spec.name} requires {requirement_text(name, each.requires[name])}" for each in slot.candidates]
-    allowed = dict.fromkeys(argument.show(value) for each in slot.candidates for value in each.requires[name])
+    argument, statement = ARGUMENTS[name], user[name]
+    required = [
+        f"{candidate.spec.name} requires {requirement_text(name, candidate.requires[name])}"
+        for candidate in slot.candidates
+    ]
+    allowed = dict.fromkeys(argument.show(value) for candidate in slot.candidates for value in candidate.requires[name])
     return Rejection(
         "no_backend_fits",
         name,
-        argument.show(given.value),
-        given.owner,
+        argument.show(statement.value),
+        statement.owner,
         f"no {slot.family} backend of platform {platform} can use it: {'; '.join(required)}",
         f"Leave {argument.flag} out, or set it to {' or '.join(allowed)}.",
     )
@@ -314,7 +317,7 @@ def _conflicts(picks: Sequence[Candidate]) -> list[str]:
         if not allowed:
             clauses = [
                 f"{pick.spec.name} requires {requirement_text(name, pick.requires[name])}"
-                for pick in {each.spec.name: each for each in picks if name in each.requires}.values()
+                for pick in {pick.spec.name: pick for pick in picks if name in pick.requires}.values()
             ]
             conflicts.append(", but ".join(clauses))
     return conflicts
@@ -325,12 +328,14 @@ def _requirements(picks: Sequence[Candidate]) -> dict[str, tuple[Any, ...]]:
     merged: dict[str, tuple[Any, ...]] = {}
     for pick in picks:
         for name, values in pick.requires.items():
-            merged[name] = tuple(each for each in merged[name] if each in values) if name in merged else tuple(values)
+            merged[name] = (
+                tuple(value for value in merged[name] if value in values) if name in merged else tuple(values)
+            )
     return merged
 
 
 def _tie_rejections(slot: BackendSlot, pick: Candidate) -> Iterator[Rejection]:
-    equal = [each.spec.name for each in slot.eligible() if each.spec.priority == pick.spec.priority]
+    equal = [candidate.spec.name for candidate in slot.eligible() if candidate.spec.priority == pick.spec.priority]
     if slot.user_choice is None and len(equal) > 1:
         yield Rejection(
             "equal_backends",
@@ -350,9 +355,9 @@ def _backend_choice(slot: BackendSlot, pick: Candidate, picks: Sequence[Candidat
     else:
         reason = "it has the highest priority of the backends that are compatible with those of the other slots"
     rejected = tuple(
-        (each.spec.name, each.reasons or (_why_not_picked(slot, each, pick, picks),))
-        for each in slot.candidates
-        if each is not pick
+        (candidate.spec.name, candidate.reasons or (_why_not_picked(slot, candidate, pick, picks),))
+        for candidate in slot.candidates
+        if candidate is not pick
     )
     return BackendChoice(slot.name, slot.family, pick.spec, reason, rejected)
 
@@ -361,7 +366,7 @@ def _why_not_picked(slot: BackendSlot, other: Candidate, pick: Candidate, picks:
     """Why a candidate that fits was not picked."""
     if slot.user_choice is not None:
         return f"fits, but {slot.user_choice.owner} selects {pick.spec.name}"
-    swapped = [other if each is pick else each for each in picks]
+    swapped = [other if candidate is pick else candidate for candidate in picks]
     conflicts = _conflicts(swapped)
     if other.spec.priority > pick.spec.priority and conflicts:
         return "; ".join(conflicts)
@@ -374,7 +379,11 @@ def _backend_statements(
     """The statements of layer BACKEND: the requirements of the chosen backends, and their names."""
     statements: list[Statement] = []
     for name, values in _requirements(picks).items():
-        owners = {f"{BACKEND_SLOTS[each.slot][0]} backend {each.spec.name}" for each in picks if name in each.requires}
+        owners = {
+            f"{BACKEND_SLOTS[backend.slot][0]} backend {backend.spec.name}"
+            for backend in picks
+            if name in backend.requires
+        }
         owner = " and ".join(sorted(owners))
         value = user[name].value if name in user else values[0]
         verb = "require" if len(owners) > 1 else "requires"
@@ -393,12 +402,14 @@ def _backend_statements(
 
 
 def _no_combination_rejection(slots: Sequence[BackendSlot], platform: str, conflicts: Sequence[str]) -> Rejection:
-    named = sorted({f"{each.argument} by {each.owner}" for slot in slots if (each := slot.user_choice) is not None})
+    choices = sorted(
+        {f"{choice.argument} by {choice.owner}" for slot in slots if (choice := slot.user_choice) is not None}
+    )
     return Rejection(
         "backends_disagree",
         "backends of platform " + platform,
         None,
-        ", ".join(named) or "automatic choice",
+        ", ".join(choices) or "automatic choice",
         "; ".join(conflicts),
         "Choose compatible backends, or leave them out.",
     )

@@ -125,7 +125,7 @@ def json_counts() -> ValueCheck:
 
 
 def _are_counts(values: Any) -> bool:
-    return isinstance(values, list) and bool(values) and all(type(each) is int and each > 0 for each in values)
+    return isinstance(values, list) and bool(values) and all(type(value) is int and value > 0 for value in values)
 
 
 def _json(text: str) -> Any:

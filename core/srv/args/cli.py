@@ -88,9 +88,9 @@ class _Flags:
 
     def _of_plugins(self, flags: Set[str] | None) -> list[Argument]:
         """The arguments of plugins that have not been added yet."""
-        found = [argument for argument in plugin_arguments().values() if argument.name not in self._added]
-        chosen = [each for each in found if flags is None or not flags.isdisjoint(_spellings(each))]
-        self._added.update(each.name for each in chosen)
+        arguments = [argument for argument in plugin_arguments().values() if argument.name not in self._added]
+        chosen = [argument for argument in arguments if flags is None or not flags.isdisjoint(_spellings(argument))]
+        self._added.update(argument.name for argument in chosen)
         return chosen
 
     def _add_flag(self, argument: Argument) -> None:

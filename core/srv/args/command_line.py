@@ -25,16 +25,16 @@ def read_command_line(namespace: argparse.Namespace) -> tuple[list[UserStatement
     """The user's statements on the command line, and rejections of invalid values."""
     statements: list[UserStatement] = []
     rejections: list[Rejection] = []
-    for key, given in vars(namespace).items():
+    for key, occurrences in vars(namespace).items():
         if not key.startswith(PREFIX):
             continue
         argument = find_any_argument(key.removeprefix(PREFIX))
         assert argument is not None  # `add_arguments` adds no other entry with this prefix
-        texts = dict.fromkeys(each.text for each in given)
+        texts = dict.fromkeys(occurrence.text for occurrence in occurrences)
         if len(texts) > 1:
             rejections.append(_conflicting_values(argument.name, list(texts), argument.arg.secret))
             continue
-        name, source = _name_and_source(argument, given[-1])
+        name, source = _name_and_source(argument, occurrences[-1])
         read = read_text(argument, next(iter(texts)), Origin.COMMAND_LINE, source, name)
         if isinstance(read, Rejection):
             rejections.append(read)
@@ -43,17 +43,17 @@ def read_command_line(namespace: argparse.Namespace) -> tuple[list[UserStatement
     return statements, rejections
 
 
-def _name_and_source(argument: Argument, given: FlagOccurrence) -> tuple[str, str]:
+def _name_and_source(argument: Argument, occurrence: FlagOccurrence) -> tuple[str, str]:
     """The argument name that a flag spells, and the source of its value for messages.
 
     The source names the flag only if it is an alias. For former names and deprecated switches `srv.args.deprecated`
     makes a note that names the flag.
     """
-    name = given.flag.removeprefix("--").replace("-", "_")
+    name = occurrence.flag.removeprefix("--").replace("-", "_")
     if name not in argument.names:
         name = name.removeprefix("no_")
     own = name == argument.name or name in argument.old_names or argument.name in DEPRECATED
-    return name, SOURCE if own else f"{SOURCE} with {given.flag}"
+    return name, SOURCE if own else f"{SOURCE} with {occurrence.flag}"
 
 
 def read_config(namespace: argparse.Namespace) -> tuple[str | None, list[Rejection]]:

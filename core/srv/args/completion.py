@@ -50,8 +50,8 @@ def _commands(
         if isinstance(action, argparse._SubParsersAction):
             children.update(action.choices)
         elif action.option_strings and action.help != argparse.SUPPRESS:
-            known = next((values[flag] for flag in action.option_strings if flag in values), ())
-            choices = tuple(str(choice) for choice in action.choices or ()) or known
+            candidates = next((values[flag] for flag in action.option_strings if flag in values), ())
+            choices = tuple(str(choice) for choice in action.choices or ()) or candidates
             options.append(Option(tuple(action.option_strings), action.nargs != 0, choices, action.help or ""))
     yield Command(words, tuple(children), tuple(options))
     for name, child in children.items():
@@ -67,8 +67,8 @@ def _bash(commands: tuple[Command, ...]) -> str:
         for option in command.options:
             if option.takes_value:
                 pattern = "|".join(f'"{" ".join(command.words)} {flag}"' for flag in option.flags)
-                known = " ".join(option.choices)
-                values.append(f'        {pattern}) words="{known}"; value=1 ;;')
+                option_words = " ".join(option.choices)
+                values.append(f'        {pattern}) words="{option_words}"; value=1 ;;')
     known_commands = "|".join(f'"{" ".join(command.words)}"' for command in commands if command.words)
     return "\n".join(
         [

@@ -142,7 +142,7 @@ def find_any_argument(spelling: str) -> Argument | None:
     """Like `find_argument_or_deprecated`, but also find arguments of plugins."""
     name = normalize_name(spelling)
     return find_argument_or_deprecated(name) or next(
-        (each for each in plugin_arguments().values() if name in each.names), None
+        (plugin_argument for plugin_argument in plugin_arguments().values() if name in plugin_argument.names), None
     )
 
 
@@ -163,7 +163,11 @@ def normalize_name(spelling: str) -> str:
 
 def all_names() -> tuple[str, ...]:
     """All names and aliases, with underscores; used to suggest a name for a misspelt one."""
-    return (*_BY_NAME, *DEPRECATED, *(name for each in plugin_arguments().values() for name in each.names))
+    return (
+        *_BY_NAME,
+        *DEPRECATED,
+        *(name for plugin_argument in plugin_arguments().values() for name in plugin_argument.names),
+    )
 
 
 @functools.cache

@@ -51,8 +51,8 @@ _MAX_TOTAL_TOKENS = 10**15  # more than any memory holds; bounds the product of 
 def _checkpoint_dtype(model: ModelFacts) -> str:
     """The activation dtype: that of the checkpoint, unless its quantization method has another (MXFP4: bfloat16)."""
     method = find(model.quantization)
-    own = method.dtype if method is not None else ""
-    return own or (model.dtype if model.dtype in ITEM_SIZES else "bfloat16")
+    dtype = method.dtype if method is not None else ""
+    return dtype or (model.dtype if model.dtype in ITEM_SIZES else "bfloat16")
 
 
 def _dtype(context: ResolutionContext) -> str | None:
@@ -192,9 +192,9 @@ def _context_fits(context: ResolutionContext) -> str | None:
     model, length = context.model, context["context_length"]
     if model is None or length is None or length <= model.context_length:
         return None
-    found = f"model {model.name} has a context length of {model.context_length} tokens"
+    of_model = f"model {model.name} has a context length of {model.context_length} tokens"
     reason = limit_reason(model.config, model.context_length)
-    return found if reason is None else f"{found}: {reason}"
+    return of_model if reason is None else f"{of_model}: {reason}"
 
 
 def _format_fits(context: ResolutionContext) -> str | None:

@@ -49,7 +49,11 @@ def _replacement(statement: UserStatement, switch: Argument, statements: Sequenc
 
 def _value_of(name: str, statements: Sequence[UserStatement]) -> Any:
     """The user's value of the highest origin, or the declared default."""
-    strongest = max((each for each in statements if each.argument == name), key=lambda each: each.origin, default=None)
+    strongest = max(
+        (statement for statement in statements if statement.argument == name),
+        key=lambda statement: statement.origin,
+        default=None,
+    )
     return strongest.value if strongest else ARGUMENTS[name].default
 
 

@@ -32,10 +32,10 @@ class Declared(NamedTuple):
     arguments: tuple[Argument, ...]
 
 
-def extra_arguments(taken: Collection[str]) -> Mapping[str, Argument]:
-    """The arguments of all plugins by name. `taken`: all names in core, which none may use. Raises PluginError."""
+def extra_arguments(reserved: Collection[str]) -> Mapping[str, Argument]:
+    """The arguments of all plugins by name. `reserved`: all names in core, which none may use. Raises PluginError."""
     plugins = hook_plugins()
-    return _read(plugins, frozenset(taken)) if plugins else _NONE
+    return _read(plugins, frozenset(reserved)) if plugins else _NONE
 
 
 def group_of(plugin: HookPlugin) -> str:
@@ -48,11 +48,11 @@ def arguments_of(extras: Mapping[str, Any], plugin: HookPlugin) -> Any:
 
     `extras`: those of a configuration.
     """
-    found = _declared(plugin)
-    if found is None:
+    declared = _declared(plugin)
+    if declared is None:
         return None
-    make: Callable[..., Any] = found.declaration
-    return make(**{each.name: each.kind.read(extras[each.name]) for each in found.arguments})
+    make: Callable[..., Any] = declared.declaration
+    return make(**{argument.name: argument.kind.read(extras[argument.name]) for argument in declared.arguments})
 
 
 def start_hooks(process: Literal["api", "engine"], extras: Mapping[str, Any]) -> Hooks:
@@ -63,17 +63,17 @@ def start_hooks(process: Literal["api", "engine"], extras: Mapping[str, Any]) ->
 
 
 @functools.lru_cache(maxsize=1)
-def _read(plugins: tuple[HookPlugin, ...], taken: frozenset[str]) -> Mapping[str, Argument]:
+def _read(plugins: tuple[HookPlugin, ...], reserved: frozenset[str]) -> Mapping[str, Argument]:
     arguments: dict[str, Argument] = {}
-    owners = dict.fromkeys((*taken, *_RESERVED), "srv")
+    owners = dict.fromkeys((*reserved, *_RESERVED), "srv")
     for plugin in plugins:
-        found = _declared(plugin)
-        own = found.arguments if found else ()
-        for argument in own:
+        declared = _declared(plugin)
+        plugin_arguments = declared.arguments if declared else ()
+        for argument in plugin_arguments:
             for name in argument.names:
-                for each in (name, f"no_{name}", name.removeprefix("no_")):  # --no-NAME sets a switch to false
-                    if each in owners:
-                        raise contested(f"argument {name}", [plugin.distribution, owners[each]])
+                for spelling in (name, f"no_{name}", name.removeprefix("no_")):  # --no-NAME sets a switch to false
+                    if spelling in owners:
+                        raise contested(f"argument {name}", [plugin.distribution, owners[spelling]])
             arguments[argument.name] = argument
             owners.update(dict.fromkeys(argument.names, plugin.distribution))
     return MappingProxyType(arguments)

@@ -26,16 +26,18 @@ def resolve_extras(statements: Sequence[UserStatement], arguments: Mapping[str, 
     provenance: dict[str, Provenance] = {}
     rejections: list[Rejection] = []
     for name, argument in arguments.items():
-        stated = [Statement(name, argument.default, Layer.GENERIC, argument.group, GENERIC_REASON)]
-        for given in (each for each in statements if each.argument == name):
-            if error := argument.validation_error(given.value):
+        candidates = [Statement(name, argument.default, Layer.GENERIC, argument.group, GENERIC_REASON)]
+        for statement in (each for each in statements if each.argument == name):
+            if error := argument.validation_error(statement.value):
                 remedy = f"See `srv args explain {name}`."
-                shown = argument.show(given.value)
-                rejections.append(Rejection("bad_value", name, shown, given.source, f"it {error}", remedy))
+                shown = argument.show(statement.value)
+                rejections.append(Rejection("bad_value", name, shown, statement.source, f"it {error}", remedy))
             else:
-                reason = f"set by {given.source}"
-                stated.append(Statement(name, given.value, Layer.USER, given.source, reason, given.origin))
-        winner, *others = sorted(stated, key=lambda each: (each.layer, each.origin), reverse=True)
+                reason = f"set by {statement.source}"
+                candidates.append(
+                    Statement(name, statement.value, Layer.USER, statement.source, reason, statement.origin)
+                )
+        winner, *others = sorted(candidates, key=lambda statement: (statement.layer, statement.origin), reverse=True)
         values[name] = argument.kind.dump(winner.value)
         provenance[name] = Provenance(name, winner.value, winner.owner, winner.layer, winner.reason, tuple(others))
     return ResolvedExtras(values, provenance, rejections)

@@ -26,12 +26,15 @@ class OwnedDefault:
 
 def owned_defaults(manifest: Manifest | None, chosen_because: str | None) -> list[OwnedDefault]:
     """Core's defaults and the platform's. `chosen_because`: why this platform was chosen, if the user did not."""
-    owned = [OwnedDefault(each, Layer.MODEL, "model") for each in MODEL_DEFAULTS]
-    owned += [OwnedDefault(each, Layer.GENERIC, "srv") for each in GENERIC_DEFAULTS]
+    owned = [OwnedDefault(model_default, Layer.MODEL, "model") for model_default in MODEL_DEFAULTS]
+    owned += [OwnedDefault(generic_default, Layer.GENERIC, "srv") for generic_default in GENERIC_DEFAULTS]
     if manifest is not None:
         name = manifest.name
-        owned += [OwnedDefault(each, Layer.GENERIC, "srv", skip_if_unsupported=True) for each in DEVICE_DEFAULTS]
-        owned += [OwnedDefault(each, Layer.PLATFORM, f"platform {name}") for each in manifest.facts.defaults]
+        owned += [
+            OwnedDefault(device_default, Layer.GENERIC, "srv", skip_if_unsupported=True)
+            for device_default in DEVICE_DEFAULTS
+        ]
+        owned += [OwnedDefault(default, Layer.PLATFORM, f"platform {name}") for default in manifest.facts.defaults]
         if chosen_because is not None:
             owned.append(OwnedDefault(Default("device", lambda _: name, chosen_because), Layer.GENERIC, "srv"))
     return owned
@@ -41,13 +44,16 @@ def owned_contributions(manifest: Manifest | None) -> list[tuple[str, Contributi
     """Contributions to quantities with their owners; the platform's may replace some of core's."""
     if manifest is None:
         return []
-    from_platform = [(f"platform {manifest.name}", each) for each in manifest.facts.contributions]
-    from_core = {(each.quantity, each.name): each for each in CONTRIBUTIONS}
-    known = frozenset(from_core)
-    for owner, each in from_platform:
-        for name in each.replaces:
-            if (each.quantity, name) not in known:
-                member, reason = f"contribution {each.name} to {each.quantity}", f"srv has no part {name} of it"
+    from_platform = [(f"platform {manifest.name}", contribution) for contribution in manifest.facts.contributions]
+    from_core = {(contribution.quantity, contribution.name): contribution for contribution in CONTRIBUTIONS}
+    names = frozenset(from_core)
+    for owner, contribution in from_platform:
+        for name in contribution.replaces:
+            if (contribution.quantity, name) not in names:
+                member, reason = (
+                    f"contribution {contribution.name} to {contribution.quantity}",
+                    f"srv has no part {name} of it",
+                )
                 raise PluginError(owner, member, reason, "Its `replaces` must name parts of srv.")
-            from_core.pop((each.quantity, name), None)
-    return [("srv", each) for each in from_core.values()] + from_platform
+            from_core.pop((contribution.quantity, name), None)
+    return [("srv", contribution) for contribution in from_core.values()] + from_platform

@@ -22,11 +22,11 @@ class Parser(argparse.ArgumentParser):
     `brief` has what `--help` shows of a flag in place of its help text, which `--help-all` shows.
     """
 
-    def __init__(self, *positional: Any, **named: Any) -> None:
-        named["allow_abbrev"] = False
+    def __init__(self, *positional: Any, **kwargs: Any) -> None:
+        kwargs["allow_abbrev"] = False
         self._lazy: list[Callable[[Set[str] | None], None]] = []
         self.brief: dict[argparse.Action, str] = {}
-        super().__init__(*positional, **named)
+        super().__init__(*positional, **kwargs)
 
     def add_lazily(self, add: Callable[[Set[str] | None], None]) -> None:
         """Register a callback that adds flags to this parser before it is first used.
@@ -56,8 +56,8 @@ class Parser(argparse.ArgumentParser):
                 action.help = text
             return super().format_help()
         finally:
-            for action, own in whole:
-                action.help = own
+            for action, help_text in whole:
+                action.help = help_text
 
     def format_whole_help(self) -> str:
         """What `--help-all` shows."""

@@ -19,21 +19,21 @@ def sum_parts(
     `values`: the resolved arguments and quantities that the contributions read. PluginError if one is invalid.
     """
     parts: list[QuantityPart] = []
-    for owner, each in sorted(contributions, key=lambda owned: owned[1].of_remaining):
-        amount = _amount(facts, values, owner, each)
-        if each.of_remaining:
+    for owner, contribution in sorted(contributions, key=lambda owned: owned[1].of_remaining):
+        amount = _amount(facts, values, owner, contribution)
+        if contribution.of_remaining:
             remaining = (facts.device.memory_bytes if facts.device else 0) - sum(part.amount for part in parts)
             amount *= max(0, remaining)
-        parts.append(QuantityPart(each.name, owner, amount, each.reason, each.for_default))
+        parts.append(QuantityPart(contribution.name, owner, amount, contribution.reason, contribution.for_default))
     return tuple(parts)
 
 
-def _amount(facts: Facts, values: Mapping[str, Any], owner: str, each: Contribution) -> float:
-    member = f"contribution {each.name} to {each.quantity}"
-    context = DeclaredReadsContext(owner, member, facts, each.reads, values)
-    amount: object = call_plugin(owner, member, each.compute, context)
+def _amount(facts: Facts, values: Mapping[str, Any], owner: str, contribution: Contribution) -> float:
+    member = f"contribution {contribution.name} to {contribution.quantity}"
+    context = DeclaredReadsContext(owner, member, facts, contribution.reads, values)
+    amount: object = call_plugin(owner, member, contribution.compute, context)
     if isinstance(amount, bool) or not isinstance(amount, (int, float)):
         raise PluginError(owner, member, f"it returned {type(amount).__name__}", "It must return a number.")
-    if each.of_remaining and not 0 <= amount <= 1:
+    if contribution.of_remaining and not 0 <= amount <= 1:
         raise PluginError(owner, member, f"it returned {amount}", "A share must be between 0 and 1.")
     return amount

@@ -96,19 +96,21 @@ def resolve(
         owner = f"platform {manifest.name}"
         capabilities = call_plugin(owner, "facts.capabilities", manifest.facts.capabilities, device)
     extras = resolve_extras(user.statements, plugin_arguments())
-    known = user._replace(statements=tuple(each for each in user.statements if each.argument in ARGUMENTS))
+    core_input = user._replace(
+        statements=tuple(statement for statement in user.statements if statement.argument in ARGUMENTS)
+    )
     defaults = owned_defaults(manifest, chosen_because if user.value("device") is None else None)
     state = _State(Facts(device, model, capabilities), _support(manifest, device), rejections=list(user.rejections))
     state.rejections += extras.rejections
     state.refused.update(name for rejected in user.rejections if (name := rejected.what) in ARGUMENTS)
-    _add_user_statements(state, known, manifest)
+    _add_user_statements(state, core_input, manifest)
     choice = _choose_backends(state, manifest, backends)
     _resolve_all(state, defaults, owned_contributions(manifest), _excluding(manifest, defaults))
     _check_constraints(state, manifest, state.rejections or state.carried)
     used = names_used(user.statements)
-    carried = [reworded(each, used) for each in state.carried]
+    carried = [reworded(rejection, used) for rejection in state.carried]
     if state.rejections or (state.carried and not carry):
-        raise Refusal(list(dict.fromkeys([*carried, *(reworded(each, used) for each in state.rejections)])))
+        raise Refusal(list(dict.fromkeys([*carried, *(reworded(rejection, used) for rejection in state.rejections)])))
     return Resolved(
         make_config({name: state.values[name] for name in ARGUMENTS}, extras.values),
         MappingProxyType({**state.provenance, **extras.provenance}),
@@ -127,8 +129,8 @@ def _support(manifest: Manifest | None, device: DeviceFacts | None) -> Mapping[s
 
 def _add_user_statements(state: _State, user: UserInput, manifest: Manifest | None) -> None:
     """Add the user's statements; reject invalid values, planned ones, and those that need a missing capability."""
-    for given in user.statements:
-        argument, value, source = ARGUMENTS[given.argument], given.value, given.source
+    for statement in user.statements:
+        argument, value, source = ARGUMENTS[statement.argument], statement.value, statement.source
         needs = argument.arg.needs
         if error := argument.validation_error(value):
             remedy = f"See `srv args explain {argument.name}`."
@@ -136,19 +138,26 @@ def _add_user_statements(state: _State, user: UserInput, manifest: Manifest | No
         elif planned := argument.planned_reason(value):
             remedy = _keep_default(argument) if argument.arg.planned else _implemented_choices(argument)
             state.carried.append(Rejection("planned", argument.name, argument.show(value), source, planned, remedy))
-            _state_value(state, given)
+            _state_value(state, statement)
         elif manifest and needs and needs not in state.facts.capabilities and value != argument.default:
             reason = f"platform {manifest.name} does not have the capability {needs} on this device"
             declared = support_of_value(argument, value, state.support.get(argument.name, ()))
             reason += f": {declared.reason}" if declared is not None and declared.reason else ""
             state.reject(argument.name, "capability_missing", value, source, reason, f"Leave {argument.flag} out.")
         else:
-            _state_value(state, given)
+            _state_value(state, statement)
 
 
-def _state_value(state: _State, given: UserStatement) -> None:
-    statement = Statement(given.argument, given.value, Layer.USER, given.source, f"set by {given.source}", given.origin)
-    state.statements[given.argument].append(statement)
+def _state_value(state: _State, user_statement: UserStatement) -> None:
+    statement = Statement(
+        user_statement.argument,
+        user_statement.value,
+        Layer.USER,
+        user_statement.source,
+        f"set by {user_statement.source}",
+        user_statement.origin,
+    )
+    state.statements[user_statement.argument].append(statement)
 
 
 def _keep_default(argument: Argument) -> str:
@@ -163,8 +172,12 @@ def _implemented_choices(argument: Argument) -> str:
 
 def _user_winners(state: _State) -> dict[str, Statement]:
     """The user's winning statement by argument, without those that ask for an automatic choice."""
-    winners = {name: max(own, key=lambda each: each.origin) for name, own in state.statements.items() if own}
-    return {name: each for name, each in winners.items() if not ARGUMENTS[name].asks_for_automatic(each.value)}
+    winners = {
+        name: max(statements, key=lambda statement: statement.origin)
+        for name, statements in state.statements.items()
+        if statements
+    }
+    return {name: winner for name, winner in winners.items() if not ARGUMENTS[name].asks_for_automatic(winner.value)}
 
 
 def _choose_backends(
@@ -179,13 +192,13 @@ def _choose_backends(
     for statement in selection.statements:
         state.statements[statement.argument].append(statement)
     # Where the platform declares a value unsupported, its own reason is given.
-    asked = {name: each for name, each in user.items() if not _unsupported(state, name, each.value)}
+    supported = {name: winner for name, winner in user.items() if not _unsupported(state, name, winner.value)}
     if selection.carried:  # backends that would read an argument may be missing
-        asked = {name: each for name, each in asked.items() if ARGUMENTS[name].arg.read_by is None}
+        supported = {name: winner for name, winner in supported.items() if ARGUMENTS[name].arg.read_by is None}
     slots = ((*sparse_arguments(slot, state.facts.model), *names) for slot, (_, names) in BACKEND_SLOTS.items())
     overridden = overridden_arguments(user, slots)
-    unknown = unknown_implementations(manifest.name, ops, asked)
-    rejections = (*selection.rejections, *overridden, *unread_arguments(asked, selection.backends), *unknown)
+    unknown = unknown_implementations(manifest.name, ops, supported)
+    rejections = (*selection.rejections, *overridden, *unread_arguments(supported, selection.backends), *unknown)
     state.rejections.extend(rejections)
     state.refused.update(name for rejected in rejections if (name := rejected.what) in ARGUMENTS)
     state.carried += selection.carried
@@ -196,14 +209,14 @@ def _excluding(
     manifest: Manifest | None, defaults: Sequence[OwnedDefault]
 ) -> Mapping[str, list[tuple[str, Constraint]]]:
     """The constraints that exclude a value, with their owners, of each argument with a default that gives way."""
-    owned = [("srv", each) for each in (*CONSTRAINTS, *(DEVICE_CONSTRAINTS if manifest else ()))]
+    owned = [("srv", constraint) for constraint in (*CONSTRAINTS, *(DEVICE_CONSTRAINTS if manifest else ()))]
     if manifest is not None:
-        owned += [(f"platform {manifest.name}", each) for each in manifest.facts.constraints]
-    arguments = {each.default.argument for each in defaults if each.layer in _GIVING_WAY}
+        owned += [(f"platform {manifest.name}", constraint) for constraint in manifest.facts.constraints]
+    arguments = {default.default.argument for default in defaults if default.layer in _GIVING_WAY}
     excluding: dict[str, list[tuple[str, Constraint]]] = {}
-    for owner, each in owned:
-        if each.code == EXCLUDED and each.argument in arguments:
-            excluding.setdefault(each.argument, []).append((owner, each))
+    for owner, constraint in owned:
+        if constraint.code == EXCLUDED and constraint.argument in arguments:
+            excluding.setdefault(constraint.argument, []).append((owner, constraint))
     return excluding
 
 
@@ -218,26 +231,33 @@ def _resolve_all(
     excluding: constraints, by argument, to which its defaults of the model and the platform give way.
     """
     by_argument: dict[str, list[OwnedDefault]] = {}
-    for each in defaults:
-        by_argument.setdefault(each.default.argument, []).append(each)
-    unstated = _declared().keys() - by_argument.keys() - {name for name, stated in state.statements.items() if stated}
+    for default in defaults:
+        by_argument.setdefault(default.default.argument, []).append(default)
+    unstated = (
+        _declared().keys() - by_argument.keys() - {name for name, statements in state.statements.items() if statements}
+    )
     for name, provenance in _declared().items():
         if name in unstated:
             state.values[name], state.provenance[name] = provenance.value, provenance
-    readers = [(each.owner, "default of", each.default.argument, each.default.reads) for each in defaults]
-    readers += [(owner, f"contribution {each.name} to", each.quantity, each.reads) for owner, each in contributions]
+    readers = [(default.owner, "default of", default.default.argument, default.default.reads) for default in defaults]
+    readers += [
+        (owner, f"contribution {contribution.name} to", contribution.quantity, contribution.reads)
+        for owner, contribution in contributions
+    ]
     for owner, constraint in (pair for owned in excluding.values() for pair in owned):
         others = tuple(read for read in constraint.reads if read != constraint.argument)
         readers.append((owner, f"constraint {constraint.code} on", constraint.argument, others))
     for name in _order(tuple(readers), bool(contributions)):
         if name in QUANTITIES:
-            parts = [each for each in contributions if each[1].quantity == name]
+            parts = [contribution for contribution in contributions if contribution[1].quantity == name]
             state.quantities[name] = Quantity(name, QUANTITIES[name], sum_parts(state.facts, state.values, parts))
             state.values[name] = state.quantities[name].total
         elif name not in unstated:
             _resolve_argument(state, name, by_argument.get(name, ()))
-            if any(_gives_way(state, owner, each) for owner, each in excluding.get(name, ())):
-                state.statements[name] = [each for each in state.statements[name] if each.layer not in _GIVING_WAY]
+            if any(_gives_way(state, owner, rule) for owner, rule in excluding.get(name, ())):
+                state.statements[name] = [
+                    statement for statement in state.statements[name] if statement.layer not in _GIVING_WAY
+                ]
                 _settle(state, name)
             _reject_disagreement(state, name)
 
@@ -274,16 +294,16 @@ def _resolve_argument(state: _State, name: str, defaults: Sequence[OwnedDefault]
         if value is not None and not (owned.skip_if_unsupported and _unsupported(state, name, value)):
             value, reason = _validated(value, name, owned), owned.default.reason
             statements.append(Statement(name, value, owned.layer, owned.owner, reason, reads=owned.default.reads))
-    if not any(each.layer is Layer.GENERIC for each in statements):
+    if not any(statement.layer is Layer.GENERIC for statement in statements):
         statements.append(Statement(name, argument.default, Layer.GENERIC, "srv", GENERIC_REASON))
     _settle(state, name)
 
 
 def _settle(state: _State, name: str) -> None:
     """The value of an argument, from all that is stated about it."""
-    ranked = sorted(state.statements[name], key=lambda each: (each.layer, each.origin), reverse=True)
+    ranked = sorted(state.statements[name], key=lambda statement: (statement.layer, statement.origin), reverse=True)
     winner = _winner(ARGUMENTS[name], ranked)
-    overridden = tuple(each for each in ranked if each is not winner and each.value is not None)
+    overridden = tuple(statement for statement in ranked if statement is not winner and statement.value is not None)
     state.values[name] = winner.value
     state.derived_from[name] = winner.reads
     state.provenance[name] = Provenance(name, winner.value, winner.owner, winner.layer, winner.reason, overridden)
@@ -309,8 +329,8 @@ def _winner(argument: Argument, ranked: Sequence[Statement]) -> Statement:
         if not argument.asks_for_automatic(statement.value):
             return statement
         if statement.layer is Layer.USER:
-            below = [each for each in ranked[position:] if each.layer < Layer.USER]
-            return next((each for each in below if not argument.asks_for_automatic(each.value)), statement)
+            below = [lower for lower in ranked[position:] if lower.layer < Layer.USER]
+            return next((lower for lower in below if not argument.asks_for_automatic(lower.value)), statement)
     return ranked[0]
 
 
@@ -330,7 +350,11 @@ def _validated(value: Any, name: str, owned: OwnedDefault) -> Any:
 def _reject_disagreement(state: _State, name: str) -> None:
     """Reject different values in the winning layer; in the layer USER they are allowed, because origins are ranked."""
     argument, winner = ARGUMENTS[name], state.provenance[name]
-    peers = [each for each in state.statements[name] if each.layer is winner.layer and each.value != winner.value]
+    peers = [
+        statement
+        for statement in state.statements[name]
+        if statement.layer is winner.layer and statement.value != winner.value
+    ]
     if not peers or winner.layer is Layer.USER:
         return
     peer = peers[0]
@@ -342,27 +366,35 @@ def _reject_disagreement(state: _State, name: str) -> None:
 
 def _check_constraints(state: _State, manifest: Manifest | None, rejections: list[Rejection]) -> None:
     """Add the rejections of values that violate a constraint."""
-    owned: list[tuple[str, Constraint]] = [("srv", each) for each in CONSTRAINTS]
-    owned += [("srv", each) for each in USER_CONSTRAINTS if state.provenance[each.argument].layer is Layer.USER]
+    owned: list[tuple[str, Constraint]] = [("srv", constraint) for constraint in CONSTRAINTS]
+    owned += [
+        ("srv", constraint)
+        for constraint in USER_CONSTRAINTS
+        if state.provenance[constraint.argument].layer is Layer.USER
+    ]
     if manifest is not None:
-        owned += [("srv", each) for each in DEVICE_CONSTRAINTS]
+        owned += [("srv", constraint) for constraint in DEVICE_CONSTRAINTS]
         # These do not apply to the platform's own defaults: it supports what it chooses.
         declared = constraints_from_support(manifest.facts.support)
-        declared = tuple(each for each in declared if state.provenance[each.argument].layer is not Layer.PLATFORM)
-        owned += [(f"platform {manifest.name}", each) for each in (*manifest.facts.constraints, *declared)]
+        declared = tuple(
+            constraint for constraint in declared if state.provenance[constraint.argument].layer is not Layer.PLATFORM
+        )
+        owned += [(f"platform {manifest.name}", constraint) for constraint in (*manifest.facts.constraints, *declared)]
     violations: list[Rejection] = []
-    for owner, each in owned:
-        if (rejected := _violation(state, owner, each)) is not None:
+    for owner, constraint in owned:
+        if (rejected := _violation(state, owner, constraint)) is not None:
             violations.append(rejected)
     invalid = state.refused | {rejected.what for rejected in violations}
     # The rejection of a value that was computed from an invalid one would only repeat that one's rejection.
     left = [
-        each for each in without_excluded(violations) if not invalid.intersection(state.derived_from.get(each.what, ()))
+        violation
+        for violation in without_excluded(violations)
+        if not invalid.intersection(state.derived_from.get(violation.what, ()))
     ]
-    planned = {each.what for each in state.carried}  # that a launch would refuse them is said
-    left = [each for each in left if each.what not in planned]
-    faulty = {each.what for each in left if each.code != inert.CODE}  # another reason says more
-    rejections += [each for each in left if each.code != inert.CODE or each.what not in faulty]
+    planned = {rejection.what for rejection in state.carried}  # that a launch would refuse them is said
+    left = [violation for violation in left if violation.what not in planned]
+    faulty = {violation.what for violation in left if violation.code != inert.CODE}  # another reason says more
+    rejections += [violation for violation in left if violation.code != inert.CODE or violation.what not in faulty]
 
 
 def _gives_way(state: _State, owner: str, excluding: Constraint) -> bool:
@@ -370,7 +402,9 @@ def _gives_way(state: _State, owner: str, excluding: Constraint) -> bool:
     if state.provenance[excluding.argument].layer not in _GIVING_WAY:
         return False
     read = [state.provenance[name] for name in excluding.reads if name in state.provenance]
-    return any(each.layer is Layer.USER for each in read) and _violation(state, owner, excluding) is not None
+    return (
+        any(provenance.layer is Layer.USER for provenance in read) and _violation(state, owner, excluding) is not None
+    )
 
 
 def _violation(state: _State, owner: str, constraint: Constraint) -> Rejection | None:
@@ -391,9 +425,10 @@ def _violation(state: _State, owner: str, constraint: Constraint) -> Rejection |
     shown = ARGUMENTS[constraint.argument].show(provenance.value)
     clause = reason if owner == "srv" else f"{reason} (constraint of {owner})"
     read = [state.provenance[name] for name in constraint.reads if name in state.provenance]
-    for each in read:  # values that a backend requires: the user did not set them, so the message explains them
-        if each.layer is Layer.BACKEND:
-            clause += f"; {each.argument} is {ARGUMENTS[each.argument].show(each.value)} because {each.reason}"
+    for required in read:  # values that a backend requires: the user did not set them, so the message explains them
+        if required.layer is Layer.BACKEND:
+            shown_required = ARGUMENTS[required.argument].show(required.value)
+            clause += f"; {required.argument} is {shown_required} because {required.reason}"
     return Rejection(constraint.code, constraint.argument, shown, provenance.owner, clause, constraint.remedy)
 
 

@@ -122,12 +122,12 @@ def read_environment(environment: Mapping[str, str]) -> tuple[list[UserStatement
 
 def misspelt_variables(environment: Mapping[str, str]) -> tuple[str, ...]:
     """A note for each variable whose name is similar to one of ours. Other variables may begin with SRV_ as well."""
-    known = [argument.variable for argument in all_arguments().values()]
+    variables = [argument.variable for argument in all_arguments().values()]
     notes: list[str] = []
     for variable in sorted(environment):
         if not variable.startswith(_PREFIX) or _argument_of_variable(variable) is not None:
             continue
-        closest = nearest(variable, known, cutoff=0.85)
+        closest = nearest(variable, variables, cutoff=0.85)
         if closest:
             notes.append(f"environment {variable} sets no argument and is ignored; did you mean {closest}?")
     return tuple(notes)

@@ -122,7 +122,7 @@ class Argument:
     def further_choices(self) -> tuple[str, ...]:
         """The strings that other installed distributions allow in addition."""
         further = self.arg.further_choices() if self.arg.further_choices else ()
-        return tuple(each for each in further if each not in self.choices)
+        return tuple(choice for choice in further if choice not in self.choices)
 
     @property
     def implemented_choices(self) -> tuple[str, ...]:
@@ -141,9 +141,9 @@ class Argument:
         if value is None:
             return None if self.kind.optional else "has no value"
         values, choices = value if self.kind.many else (value,), self.choices
-        if choices and any(each not in choices for each in values):
+        if choices and any(member not in choices for member in values):
             further = self.further_choices
-            if any(each not in (*choices, *further) for each in values):
+            if any(member not in (*choices, *further) for member in values):
                 return f"must be {', '.join((self.expected, *further))}"
         if self.arg.check and not self.arg.check.accepts(value):
             return f"must be {self.expected}"
@@ -180,7 +180,7 @@ class Argument:
             return HIDDEN
         if isinstance(value, bool):
             return "true" if value else "false"
-        return ",".join(str(each) for each in value) if self.kind.many else str(value)
+        return ",".join(str(member) for member in value) if self.kind.many else str(value)
 
 
 def read_group(name: str, declaration: type[NamedTuple]) -> tuple[Argument, ...]:

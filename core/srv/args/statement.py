@@ -91,7 +91,9 @@ class Provenance(NamedTuple):
     def __str__(self) -> str:
         show = argument_named(self.argument).show
         lines = [f"{self.argument} = {show(self.value)} because {self.reason}"]
-        lines += [f"    overridden: {show(each.value)} because {each.reason}" for each in self.overridden]
+        lines += [
+            f"    overridden: {show(statement.value)} because {statement.reason}" for statement in self.overridden
+        ]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,12 +105,12 @@ class Provenance(NamedTuple):
             "because": self.reason,
             "shadowed": [
                 {
-                    "value": _printable(each.argument, each.value),
-                    "layer": each.layer.name.lower(),
-                    "owner": each.owner,
-                    "because": each.reason,
+                    "value": _printable(statement.argument, statement.value),
+                    "layer": statement.layer.name.lower(),
+                    "owner": statement.owner,
+                    "because": statement.reason,
                 }
-                for each in self.overridden
+                for statement in self.overridden
             ],
         }
 
@@ -194,7 +196,7 @@ class Resolved:
 
     def describe(self) -> dict[str, Any]:
         """The provenance of all arguments as JSON values, for /get_server_info and `--json`; secrets are hidden."""
-        return {name: each.to_dict() for name, each in self.provenance.items()}
+        return {name: provenance.to_dict() for name, provenance in self.provenance.items()}
 
 
 def amount_text(amount: float, unit: str) -> str:

@@ -30,10 +30,10 @@ class SupportStatus:
 def by_argument(support: Iterable[Support]) -> dict[str, tuple[Support, ...]]:
     """Declarations by argument name; those that name no argument of `srv` are left out."""
     grouped: dict[str, list[Support]] = {}
-    for each in support:
-        argument = find_argument(each.argument)
+    for declaration in support:
+        argument = find_argument(declaration.argument)
         if argument is not None and argument.name in ARGUMENTS:
-            grouped.setdefault(argument.name, []).append(each)
+            grouped.setdefault(argument.name, []).append(declaration)
     return {name: tuple(declared) for name, declared in grouped.items()}
 
 
@@ -45,7 +45,7 @@ def by_argument_on(support: tuple[Support, ...], variant: str) -> Mapping[str, t
 
 def on_variant(variant: str, support: Iterable[Support]) -> tuple[Support, ...]:
     """The declarations that apply to a variant."""
-    return tuple(each for each in support if not each.variants or variant in each.variants)
+    return tuple(declaration for declaration in support if not declaration.variants or variant in declaration.variants)
 
 
 def support_of_value(argument: Argument, value: Any, support: Sequence[Support]) -> SupportStatus | None:
@@ -53,30 +53,30 @@ def support_of_value(argument: Argument, value: Any, support: Sequence[Support])
 
     A declaration for this value takes precedence over one with `only`, and that over one for all values.
     """
-    for each in support:
-        if any(part in each.values for part in _members(argument, value)):
-            return SupportStatus(each.status, each.reason, each.since)
-    for each in support:
-        if each.only and value != argument.default:
-            if all(part in each.only for part in _members(argument, value)):
-                return SupportStatus("supported", "", each.since)
-            return SupportStatus("unsupported", each.reason, each.since)
-    for each in support:
-        if not each.values and not each.only:
-            if each.status in REFUSED and value == argument.default:
-                return SupportStatus("supported", "", each.since)
-            return SupportStatus(each.status, each.reason, each.since)
+    for declaration in support:
+        if any(part in declaration.values for part in _members(argument, value)):
+            return SupportStatus(declaration.status, declaration.reason, declaration.since)
+    for declaration in support:
+        if declaration.only and value != argument.default:
+            if all(part in declaration.only for part in _members(argument, value)):
+                return SupportStatus("supported", "", declaration.since)
+            return SupportStatus("unsupported", declaration.reason, declaration.since)
+    for declaration in support:
+        if not declaration.values and not declaration.only:
+            if declaration.status in REFUSED and value == argument.default:
+                return SupportStatus("supported", "", declaration.since)
+            return SupportStatus(declaration.status, declaration.reason, declaration.since)
     return None
 
 
 def support_of_argument(support: Sequence[Support]) -> SupportStatus | None:
     """The status of an argument as a whole, by its declarations on one variant; None if there are none."""
-    for each in support:
-        if not each.values and not each.only:
-            return SupportStatus(each.status, each.reason, each.since)
-    for each in support:
-        limiting = each.only or each.status != "supported"
-        return SupportStatus("limited" if limiting else "supported", each.reason, each.since)
+    for declaration in support:
+        if not declaration.values and not declaration.only:
+            return SupportStatus(declaration.status, declaration.reason, declaration.since)
+    for declaration in support:
+        limiting = declaration.only or declaration.status != "supported"
+        return SupportStatus("limited" if limiting else "supported", declaration.reason, declaration.since)
     return None
 
 
@@ -90,7 +90,7 @@ def constraints_from_support(support: tuple[Support, ...]) -> tuple[Constraint, 
     return tuple(
         _constraint(ARGUMENTS[name], declared)
         for name, declared in by_argument(support).items()
-        if any(each.only or each.status in REFUSED for each in declared)
+        if any(declaration.only or declaration.status in REFUSED for declaration in declared)
     )
 
 

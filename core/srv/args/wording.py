@@ -32,7 +32,7 @@ def names_used(statements: Sequence[UserStatement]) -> Mapping[str, str]:
     for statement in statements:
         if statement.argument not in strongest or statement.origin > strongest[statement.argument].origin:
             strongest[statement.argument] = statement
-    return {name: each.name for name, each in strongest.items() if each.name in argument_named(name).names}
+    return {name: spelled.name for name, spelled in strongest.items() if spelled.name in argument_named(name).names}
 
 
 def reworded(rejected: Rejection, used: Mapping[str, str]) -> Rejection:
@@ -61,5 +61,5 @@ def without_excluded(violations: Sequence[Rejection]) -> list[Rejection]:
 
     Changing that other setting, as such a rejection advises, would not help.
     """
-    unsupported = {each.what for each in violations if each.code == "unsupported"}
-    return [each for each in violations if each.code != EXCLUDED or each.what not in unsupported]
+    unsupported = {violation.what for violation in violations if violation.code == "unsupported"}
+    return [violation for violation in violations if violation.code != EXCLUDED or violation.what not in unsupported]

@@ -16,36 +16,36 @@ from srv.args.dialects.words import short
 from srv.args.spec import nearest
 
 
-def convert(given: ConversionInput) -> Outcome:
+def convert(setting: ConversionInput) -> Outcome:
     """Apply a row: first its harmless values, then its refusal, then its conversion."""
-    row = given.row
-    if given.text.strip().lower() in (value.lower() for value in row.harmless):
+    row = setting.row
+    if setting.text.strip().lower() in (value.lower() for value in row.harmless):
         return Converted({}, "no setting is needed")
     if row.refused:
         return Untranslatable("no_equivalent", row.refused, row.remedy)
-    if row.yields_to and given.other(row.yields_to):
+    if row.yields_to and setting.other(row.yields_to):
         return Converted({}, f"{row.yields_to} determines it")
-    outcome = CONVERSIONS[row.conversion](given)
+    outcome = CONVERSIONS[row.conversion](setting)
     if row.also and isinstance(outcome, Converted) and outcome.settings:
         return replace(outcome, settings={**outcome.settings, **row.also})
     return outcome
 
 
-def json_fields(given: ConversionInput) -> Outcome:
+def json_fields(setting: ConversionInput) -> Outcome:
     """Convert a JSON object key by key, by the row's `fields`; if one key is refused, the whole flag is."""
-    read = read_json(given.text)
+    read = read_json(setting.text)
     if not isinstance(read, dict):
-        return Untranslatable("bad_value", "it is not a JSON object", f"Write {given.flag} '{{...}}'.")
+        return Untranslatable("bad_value", "it is not a JSON object", f"Write {setting.flag} '{{...}}'.")
     texts = {key: json_text(value) for key, value in read.items() if value is not None}
     settings: dict[str, str] = {}
     notes: list[str] = []
     for key, text in texts.items():
-        row = given.row.fields.get(key)
+        row = setting.row.fields.get(key)
         if row is None:
-            near = nearest(key, given.row.fields)
-            remedy = f"Did you mean {near}?" if near else f"Known keys: {', '.join(given.row.fields)}."
+            near = nearest(key, setting.row.fields)
+            remedy = f"Did you mean {near}?" if near else f"Known keys: {', '.join(setting.row.fields)}."
             return Untranslatable("unknown_key", f"its key {short(key)} is not known", remedy)
-        outcome = convert(replace(given, flag=f"{given.flag} {key}", text=text, row=row, others=texts))
+        outcome = convert(replace(setting, flag=f"{setting.flag} {key}", text=text, row=row, others=texts))
         if isinstance(outcome, Untranslatable):
             return replace(outcome, reason=f"key {key}: {outcome.reason}")
         settings.update(outcome.settings)

@@ -52,11 +52,11 @@ Outcome: TypeAlias = Converted | Untranslatable
 Conversion: TypeAlias = Callable[[ConversionInput], Outcome]
 
 
-def set_argument(given: ConversionInput, text: str, note: str = "") -> Converted:
+def set_argument(setting: ConversionInput, text: str, note: str = "") -> Converted:
     """Set the row's argument to the text."""
-    return Converted({given.row.to: text}, note)
+    return Converted({setting.row.to: text}, note)
 
 
-def wrong_type(given: ConversionInput, expected: str) -> Untranslatable:
+def wrong_type(setting: ConversionInput, expected: str) -> Untranslatable:
     """The text has the wrong type; `expected` is the right one, with its article."""
-    return Untranslatable("bad_value", f"it is not {expected}", f"Set {given.flag} to {expected}.")
+    return Untranslatable("bad_value", f"it is not {expected}", f"Set {setting.flag} to {expected}.")

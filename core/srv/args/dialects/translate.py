@@ -116,14 +116,14 @@ class _Translator:
 
     def run(self) -> Translation:
         flags = self._last_of_each()
-        others = {each.row.name if each.row is not None else _plain(_target(each)): each.text for each in flags}
-        device = next((each.text for each in flags if _target(each) == "device"), None)
-        for each in flags:
-            if each.row is not None:
-                given = ConversionInput(each.flag, each.text, each.row, others, lambda: self._memory_of(device))
-                self._add_row(each, each.row, convert(given))
-            elif each.argument is not None:
-                self._add_own(each, each.argument)
+        others = {flag.row.name if flag.row is not None else _plain(_target(flag)): flag.text for flag in flags}
+        device = next((flag.text for flag in flags if _target(flag) == "device"), None)
+        for flag in flags:
+            if flag.row is not None:
+                setting = ConversionInput(flag.flag, flag.text, flag.row, others, lambda: self._memory_of(device))
+                self._add_row(flag, flag.row, convert(setting))
+            elif flag.argument is not None:
+                self._add_own(flag, flag.argument)
         return Translation(
             self._dialect.name,
             tuple(self._settings.values()),
@@ -141,22 +141,22 @@ class _Translator:
 
     def _other_defaults(self) -> list[str]:
         """Notes on values that the engine and `srv` choose differently if no flag sets them."""
-        found = []
+        defaults = []
         for name, theirs in self._dialect.defaults.items():
             argument = argument_named(name)
             if name not in self._settings and theirs != (ours := argument.show(argument.default)):
                 difference = f"without {argument.flag}, {self._dialect.engine} has {theirs} and srv {ours}"
-                found.append(f"{difference}: set {argument.flag} {theirs} to keep it")
-        return found
+                defaults.append(f"{difference}: set {argument.flag} {theirs} to keep it")
+        return defaults
 
     def _last_of_each(self) -> list[ParsedFlag]:
         """The flags in order; of a repeated flag, only the last occurrence."""
         last: dict[str, ParsedFlag] = {}
-        for each in self._command.flags:
-            name = _key(each)
-            if name in last and last[name].text != each.text:
-                self._note(short(each.flag), "given more than once; the last one wins")
-            last[name] = each
+        for flag in self._command.flags:
+            name = _key(flag)
+            if name in last and last[name].text != flag.text:
+                self._note(short(flag.flag), "given more than once; the last one wins")
+            last[name] = flag
         return list(last.values())
 
     def _add_row(self, flag: ParsedFlag, row: DialectRow, outcome: Converted | Untranslatable) -> None:
@@ -190,8 +190,8 @@ class _Translator:
 
     def _text_of(self, argument: str) -> str:
         """The text of an argument of `srv` on the command line, or else its default."""
-        found = next((each.text for each in self._command.flags if _target(each) == argument), None)
-        return argument_named(argument).show(argument_named(argument).default) if found is None else found
+        text = next((flag.text for flag in self._command.flags if _target(flag) == argument), None)
+        return argument_named(argument).show(argument_named(argument).default) if text is None else text
 
     def _add(self, name: str, text: str, flag: ParsedFlag) -> Setting | None:
         argument = find_any_argument(name)

@@ -76,7 +76,7 @@ class _Parser:
             word = self._remaining.pop()
             if is_flag(word):
                 self._read_flag(word)
-            elif positional and all(each.flag != positional for each in self._command.flags):
+            elif positional and all(flag.flag != positional for flag in self._command.flags):
                 row = self._rows[normalize_flag(positional)]
                 self._command.flags.append(ParsedFlag(positional, word, row))
             else:
@@ -89,8 +89,8 @@ class _Parser:
         if flag in _SRV_FLAGS and normalize_flag(flag) not in self._rows:
             text = self._one_value(flag, inline)
             self._command.passthrough += [] if text is None else [flag, text]
-        elif (found := self._find_row(flag)) is not None:
-            row, negated, rest = found
+        elif (row_match := self._find_row(flag)) is not None:
+            row, negated, rest = row_match
             text = self._value(flag, row.takes, negated, rest or inline)
             if text is not None:
                 self._command.flags.append(ParsedFlag(flag if rest is None else flag[:2], text, row))
@@ -171,10 +171,10 @@ class _Parser:
         self._refuse("unknown_flag", flag, f"it is not a known flag of {self._dialect.engine} or srv", remedy)
 
     def _nearest(self, flag: str) -> str | None:
-        known: Iterable[str] = [name for name in self._rows if name.startswith("--")]
+        spellings: Iterable[str] = [name for name in self._rows if name.startswith("--")]
         if self._dialect.ours:
-            known = [*known, *("--" + name.replace("_", "-") for name in all_names())]
-        stems = {name.removeprefix("--"): name for name in known}
+            spellings = [*spellings, *("--" + name.replace("_", "-") for name in all_names())]
+        stems = {name.removeprefix("--"): name for name in spellings}
         closest = nearest(normalize_name(flag.lower()).replace("_", "-").lstrip("-"), stems, cutoff=0.6)
         return stems[closest] if closest else None
 

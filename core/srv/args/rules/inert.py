@@ -95,7 +95,7 @@ def _no_pool(argument: str, default: object, *, reads: tuple[str, ...] = ()) -> 
     def check(context: ResolutionContext) -> str | None:
         if context.model is None or context.model.has_pool:
             return None
-        if context[argument] in (default, *(context[each] for each in reads)):
+        if context[argument] in (default, *(context[read] for read in reads)):
             return None
         return "all layers of the model attend within one step, so that it has no KV pool"
 

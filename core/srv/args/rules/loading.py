@@ -101,8 +101,8 @@ def _loaders_are_installed(context: ResolutionContext) -> str | None:
     installed = LOADERS.names() if names else ()
     for name in names:
         if name not in installed or LOADERS.find(name) is None:
-            known = f"they have {', '.join(installed)}" if installed else "there is none"
-            return f"no installed package has a weight loader {name!r}; {known}"
+            loaders = f"they have {', '.join(installed)}" if installed else "there is none"
+            return f"no installed package has a weight loader {name!r}; {loaders}"
     return f"{names[0]} is named twice" if len(set(names)) < len(names) else None
 
 
@@ -111,7 +111,9 @@ def _loaders_refuse(context: ResolutionContext) -> str | None:
     if model is None or not names or not set(names) <= set(LOADERS.names()):
         return None
     clauses = ((name, refusal(name, model)) for name in names)
-    return next((f"the weight loader {name} refuses {model.path}: {each}" for name, each in clauses if each), None)
+    return next(
+        (f"the weight loader {name} refuses {model.path}: {clause}" for name, clause in clauses if clause), None
+    )
 
 
 def _random(context: ResolutionContext) -> str | None:

@@ -12,15 +12,15 @@ _SMALLEST = 8
 _BYTES_PER_PIECE = 64 << 10  # what a device keeps of a captured piece of some ten kernels
 
 
-def captured_tokens(listed: str | None, largest: int, step: int) -> tuple[int, ...]:
+def captured_tokens(token_list: str | None, largest: int, step: int) -> tuple[int, ...]:
     """The token counts to capture, ascending.
 
-    listed: a JSON list of counts, or None. Without it, the counts are multiples of 8 up to 64, then four in each
+    token_list: a JSON list of counts, or None. Without it, the counts are multiples of 8 up to 64, then four in each
     doubling, so that a step has at most a quarter of padding; the last is the smaller of `largest` and the tokens of
     the largest `step`.
     """
-    if listed is not None:
-        return tuple(sorted(set(json.loads(listed))))
+    if token_list is not None:
+        return tuple(sorted(set(json.loads(token_list))))
     last, counts, count = min(largest, step), set(), _SMALLEST
     while count < last:
         counts.add(count)
@@ -52,8 +52,8 @@ def _bytes(context: ResolutionContext) -> float:
 
 
 def _listed_within_max(context: ResolutionContext) -> str | None:
-    listed, largest = context["piecewise_graph_tokens"], context["piecewise_graph_max_tokens"]
-    if listed is None or max(json.loads(listed)) <= largest:
+    token_list, largest = context["piecewise_graph_tokens"], context["piecewise_graph_max_tokens"]
+    if token_list is None or max(json.loads(token_list)) <= largest:
         return None
     return f"piecewise_graph_max_tokens is {largest}"
 

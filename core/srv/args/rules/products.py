@@ -26,8 +26,8 @@ def _no_fp8_products(context: ResolutionContext) -> str | None:
 
 def _method(model: ModelFacts, context: ResolutionContext) -> QuantMethod | None:
     """How the layers hold weights. Classes of transformers dequantize GGUF files, and quantize nothing at load."""
-    named, online = context["quantization"], context["torchao_config"]
-    method = chosen(model, named, online, dequantize=bool(context["dequantize_weights"]))
+    quantization, online = context["quantization"], context["torchao_config"]
+    method = chosen(model, quantization, online, dequantize=bool(context["dequantize_weights"]))
     if method is None or context["model_impl"] != "transformers":
         return method
     return None if method.online or model.format == "gguf" else method

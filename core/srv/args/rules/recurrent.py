@@ -15,7 +15,9 @@ _ARGUMENTS = ("max_mamba_cache_size", "mamba_ssm_dtype", "mamba_full_memory_rati
 
 
 def _is_recurrent(context: ResolutionContext) -> bool:
-    return context.model is not None and any(isinstance(each, Recurrent) for each in context.model.cache_groups)
+    return context.model is not None and any(
+        isinstance(cache_group, Recurrent) for cache_group in context.model.cache_groups
+    )
 
 
 def _excluded(argument: str, why: str) -> Constraint:

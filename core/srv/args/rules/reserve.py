@@ -58,14 +58,14 @@ def activation_bytes_per_token(context: ResolutionContext) -> float:
         inner = max(inner, layers.mixture.step_bytes(item))
     if layers.recurrent is not None:
         inner = max(inner, layers.recurrent.step_bytes(item))
-    kept = sum(each.step_bytes(item) for each in (layers.streams, layers.inputs) if each is not None)
-    return float(8 * hidden * item + inner + kept)
+    widths = sum(layer.step_bytes(item) for layer in (layers.streams, layers.inputs) if layer is not None)
+    return float(8 * hidden * item + inner + widths)
 
 
 def _inner_size(model: ModelFacts) -> int:
     inner = model.config.get("intermediate_size")
     if isinstance(inner, list) and inner:  # of each layer
-        return max(int(each) for each in inner)
+        return max(int(size) for size in inner)
     return inner if isinstance(inner, int) else 4 * model.hidden_size
 
 
@@ -83,12 +83,12 @@ def _graph_bytes(context: ResolutionContext) -> float:
         context["graph_batch_sizes"], max_rows, running, padding=True, above=rows_compiled(context)
     )
     rows = captured[-1] if captured else 0
-    known = 0.0
+    model_bytes = 0.0
     if context.model is not None:
         tables = 4 * len(context.model.cache_groups) * context.model.context_length / context["page_size"]
-        known = 2 * 4 * context.model.vocab_size + tables
+        model_bytes = 2 * 4 * context.model.vocab_size + tables
     share = min(1.0, context.device.memory_bytes / _GRAPH_ROW_DEVICE_MEMORY)
-    return float(rows * (_BYTES_PER_GRAPH_ROW * share + known))
+    return float(rows * (_BYTES_PER_GRAPH_ROW * share + model_bytes))
 
 
 def _compiler_bytes(context: ResolutionContext) -> float:

@@ -24,8 +24,8 @@ _OF_TEXT = {
 def _no_text(context: ResolutionContext) -> str | None:
     if not context["skip_tokenizer_init"]:
         return None
-    given = [name for name, neutral in _OF_TEXT.items() if context[name] != neutral]
-    return f"without a tokenizer, {given[0]} has no effect" if given else None
+    text_arguments = [name for name, neutral in _OF_TEXT.items() if context[name] != neutral]
+    return f"without a tokenizer, {text_arguments[0]} has no effect" if text_arguments else None
 
 
 CONSTRAINTS: tuple[Constraint, ...] = (

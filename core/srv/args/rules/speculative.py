@@ -62,7 +62,7 @@ def _default_of_algorithm(argument: str, context: ResolutionContext) -> int | No
     value = algorithm.defaults.get(argument) if algorithm else None
     if algorithm is None or value is None:
         return None
-    declared = next(each for each in read_group("speculative", SpeculativeArgs) if each.name == argument)
+    declared = next(candidate for candidate in read_group("speculative", SpeculativeArgs) if candidate.name == argument)
     error = "must be an integer" if type(value) is not int else declared.validation_error(value)
     if error:
         from srv.speculative.third_party import fault
@@ -160,8 +160,8 @@ def _draft_bytes(context: ResolutionContext) -> float:
         return 0.0
     sizes = _sizes(context)
     histories = sizes.rows * sizes.width * _TOKEN_BYTES  # of all running requests (`srv.worker.histories`)
-    own = algorithm.device_bytes(sizes) if context.model else 0
-    return histories + _position_bytes(context, sizes) + own
+    drafter = algorithm.device_bytes(sizes) if context.model else 0
+    return histories + _position_bytes(context, sizes) + drafter
 
 
 MODEL_DEFAULTS: tuple[Default, ...] = (
