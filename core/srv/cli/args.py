@@ -46,7 +46,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _groups() -> list[str]:
-    return [*GROUPS, *dict.fromkeys(each.group for each in plugin_arguments().values())]
+    return [*GROUPS, *dict.fromkeys(plugin_argument.group for plugin_argument in plugin_arguments().values())]
 
 
 def _help(parser: argparse.ArgumentParser) -> int:
@@ -68,7 +68,7 @@ def run_list(namespace: argparse.Namespace) -> int:
         print(json.dumps({"arguments": described, "counts": counts}, indent=2))
         return 0
     if chosen:
-        print(explain.listing(sorted(chosen, key=lambda each: _groups().index(each.group)), status) + "\n")
+        print(explain.listing(sorted(chosen, key=lambda argument: _groups().index(argument.group)), status) + "\n")
     summary = ", ".join(f"{count} {name}" for name, count in _counts(chosen, status).items())
     where = f" on {namespace.platform}" if namespace.platform else ""
     print(f"{len(chosen)} arguments{where}: " + (summary or "none"))
@@ -106,9 +106,9 @@ def _platform_counts(arguments: list[Argument]) -> Mapping[str, dict[str, int]]:
     from srv.platform.registry import find_platforms
 
     counts: dict[str, dict[str, int]] = {}
-    for name, found in sorted(find_platforms().items()):
-        if found.error is None:
-            manifest = found.loaded
+    for name, platform in sorted(find_platforms().items()):
+        if platform.error is None:
+            manifest = platform.loaded
             for variant in manifest.variants:
                 status = partial(_device_status, manifest, manifest.facts.profiles[variant])
                 counts[f"{name}:{variant}"] = _counts(arguments, status)
@@ -165,5 +165,7 @@ def _on_device(argument: Argument, device: str) -> tuple[str, list[str]]:
     try:
         return str(resolve_arguments(UserInput(), target, None).provenance[argument.name]), backends
     except Refusal as refusal:
-        about = [each for each in refusal.rejections if each.what == argument.name] or list(refusal.rejections)
-        return "refused: " + "\n".join(str(each) for each in about), backends
+        about = [rejection for rejection in refusal.rejections if rejection.what == argument.name] or list(
+            refusal.rejections
+        )
+        return "refused: " + "\n".join(str(rejection) for rejection in about), backends

@@ -76,13 +76,13 @@ def difference(old: Interface, new: Interface, form: Literal["text", "markdown",
         return "\n".join(write(old.header, new.header, _parts(old, new, changes)))
     versions = {"old": old.header.version, "new": new.header.version}
     accepted = number(new.header.oldest) <= number(old.header.version) <= number(new.header.version)
-    return json.dumps({**versions, "accepted": accepted, "changes": [each._asdict() for each in changes]}, indent=2)
+    return json.dumps({**versions, "accepted": accepted, "changes": [change._asdict() for change in changes]}, indent=2)
 
 
 def _rejected(argument: str, version: str) -> Iterator[Rejection]:
-    known = recorded_versions()
-    if version not in known:
-        remedy = f"Recorded versions: {', '.join(known)}."
+    versions = recorded_versions()
+    if version not in versions:
+        remedy = f"Recorded versions: {', '.join(versions)}."
         reason = "this srv has no record of such a contract version"
         yield Rejection("unknown_version", f"srv contract diff {argument}", version, "command line", reason, remedy)
 
@@ -91,8 +91,8 @@ def _parts(old: Interface, new: Interface, changes: Sequence[Change]) -> dict[st
     """The changes to what a plugin implements, which are protocols, and to all else."""
     parts: dict[str, list[Change]] = {}
     for change in changes:
-        found = new.classes.get(change.group) or old.classes.get(change.group)
-        implemented = found is not None and found.kind == "protocol"
+        cls = new.classes.get(change.group) or old.classes.get(change.group)
+        implemented = cls is not None and cls.kind == "protocol"
         parts.setdefault(_IMPLEMENTED if implemented else _OFFERED, []).append(change)
     return {part: parts[part] for part in (_IMPLEMENTED, _OFFERED) if part in parts}
 

@@ -67,5 +67,5 @@ class Diagnosis:
     def can_start(self) -> bool:
         """Whether `srv launch`, with the same --device, could serve on this machine."""
         chosen = self.platforms.get(self.choice.platform or "")
-        findings = (*(each.status for each in self.environment), *(each.state for each in self.plugins))
+        findings = (*(finding.status for finding in self.environment), *(plugin.state for plugin in self.plugins))
         return chosen is not None and chosen.usable and "error" not in findings

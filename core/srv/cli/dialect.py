@@ -40,10 +40,10 @@ def expand_dialect(words: Sequence[str]) -> tuple[list[str], Translation | None]
     from srv.args.dialects import translate
     from srv.planning.target import find_target
 
-    kept = [word for word in foreign if word in _OWN_WORDS]
+    own_words = [word for word in foreign if word in _OWN_WORDS]
     foreign = [word for word in foreign if word not in _OWN_WORDS]
     translation = translate(dialect, foreign, lambda device: find_target(device).device.memory_bytes)
-    return [words[0], *kept, *translation.passthrough], translation
+    return [words[0], *own_words, *translation.passthrough], translation
 
 
 def _take_dialect(words: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -114,9 +114,9 @@ def _write(report: Path, text: str) -> None:
 
 def diagnose(user: UserInput, timeout_s: float = DEFAULT_TIMEOUT_S) -> Diagnosis:
     """Examine the environment and the platforms: only that of --device, or all if `user` does not set it."""
-    found = find_platforms()
+    installed = find_platforms()
     requested = user.value("device")
-    selected = _selected(requested, found)
+    selected = _selected(requested, installed)
     probed = probe_all(selected)
     plugins = tuple(installed_plugins(frozenset(selected)))
     with ThreadPoolExecutor(_CONCURRENCY, thread_name_prefix="doctor") as pool:
@@ -127,7 +127,7 @@ def diagnose(user: UserInput, timeout_s: float = DEFAULT_TIMEOUT_S) -> Diagnosis
             versions=_versions(),
             environment=(*environment_findings.result(), *_argument_findings(user)),
             platforms=platforms,
-            choice=_choice(requested, found, probed),
+            choice=_choice(requested, installed, probed),
             plugins=plugins,
         )
 
@@ -148,20 +148,23 @@ def _faulty_hooks(error: PluginError) -> Diagnosis:
     return Diagnosis(_versions(), (finding,), {}, choice, tuple(installed_plugins(frozenset())))
 
 
-def _selected(requested: str | None, found: Mapping[str, InstalledPlatform]) -> Mapping[str, InstalledPlatform]:
+def _selected(requested: str | None, platforms: Mapping[str, InstalledPlatform]) -> Mapping[str, InstalledPlatform]:
     """The platforms to examine: all, or the requested one (none if its name is unknown)."""
     if requested is None:
-        return {name: found[name] for name in found}
+        return {name: platforms[name] for name in platforms}
     try:
         name = parse_device(requested).name
     except Refusal:  # `_choice` reports it
         return {}
-    return {name: found[name]} if name in found else {}
+    return {name: platforms[name]} if name in platforms else {}
 
 
 def _argument_findings(user: UserInput) -> list[Finding]:
     """Problems of server arguments, for example in environment variables."""
-    errors = [Finding("arguments", "error", f"{each.what}: {each.reason}", each.remedy) for each in user.rejections]
+    errors = [
+        Finding("arguments", "error", f"{rejection.what}: {rejection.reason}", rejection.remedy)
+        for rejection in user.rejections
+    ]
     return errors + [Finding("arguments", "warning", note) for note in user.notes]
 
 
@@ -180,13 +183,13 @@ def _examine(installed: InstalledPlatform, probed: ProbeResult, user: UserInput,
 
 def _contributed(platform: str, variant: str) -> Iterator[Finding]:
     """What other distributions know of a device. One that fails is a warning and does not affect the others."""
-    for each in entries(DOCTOR_GROUP):
+    for entry in entries(DOCTOR_GROUP):
         try:
-            check_requirement(each)
-            yield from each.load()(platform, variant)
+            check_requirement(entry)
+            yield from entry.load()(platform, variant)
         except Exception as error:  # noqa: BLE001 - a distribution may raise anything; only its own finding is missing
-            remedy = f"Update or uninstall {each.distribution}, or report this to its maintainer."
-            yield Finding(each.name, "warning", f"{each.value} raised {type(error).__name__}: {error}", remedy)
+            remedy = f"Update or uninstall {entry.distribution}, or report this to its maintainer."
+            yield Finding(entry.name, "warning", f"{entry.value} raised {type(error).__name__}: {error}", remedy)
 
 
 def _unused(installed: InstalledPlatform) -> tuple[Finding, ...]:
@@ -203,7 +206,7 @@ def _resolve(
 ) -> tuple[ResolvedPlan | None, tuple[Rejection, ...]]:
     """Resolve a launch on this platform, regardless of --device; returns the plan, if any, and all refusals."""
     assert probed.device is not None
-    rest = UserInput(tuple(each for each in user.statements if each.argument != "device"))
+    rest = UserInput(tuple(statement for statement in user.statements if statement.argument != "device"))
     try:
         target = make_target(installed.loaded, probed.device, "examined by srv doctor", probed.notes)
         plan = resolve_plan(rest, lambda text, source: target, model_needed=False)
@@ -218,15 +221,17 @@ def _resolve(
 
 
 def _choice(
-    requested: str | None, found: Mapping[str, InstalledPlatform], probed: Mapping[str, ProbeResult]
+    requested: str | None, platforms: Mapping[str, InstalledPlatform], probed: Mapping[str, ProbeResult]
 ) -> PlatformChoice:
     """The platform that a launch would use, according to the probes."""
     try:
-        chosen = choose(requested, found, lambda candidates, _: {name: probed[name] for name in candidates})
+        chosen = choose(requested, platforms, lambda candidates, _: {name: probed[name] for name in candidates})
     except PlatformUnavailable as error:
         return PlatformChoice(requested, None, f"{error.platform}: {error.reason}", error.remedy)
     except Refusal as refusal:
-        reasons, remedies = ([getattr(each, part) for each in refusal.rejections] for part in ("reason", "remedy"))
+        reasons, remedies = (
+            [getattr(rejection, part) for rejection in refusal.rejections] for part in ("reason", "remedy")
+        )
         return PlatformChoice(requested, None, "; ".join(reasons), " ".join(remedies))
     unused = unused_cards(probed, chosen.installed.name) if requested is None else ()
     return PlatformChoice(requested, chosen.installed.name, chosen.reason, unused=unused)
@@ -238,22 +243,22 @@ def to_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "format": FORMAT,
         "can_start": diagnosis.can_start,
         "versions": dict(diagnosis.versions),
-        "environment": [msgspec.to_builtins(each) for each in diagnosis.environment],
-        "plugins": [each._asdict() for each in diagnosis.plugins],
+        "environment": [msgspec.to_builtins(finding) for finding in diagnosis.environment],
+        "plugins": [plugin._asdict() for plugin in diagnosis.plugins],
         "choice": asdict(diagnosis.choice),
-        "platforms": [_examined_dict(each) for each in diagnosis.platforms.values()],
+        "platforms": [_examined_dict(platform) for platform in diagnosis.platforms.values()],
     }
 
 
-def _examined_dict(each: ExaminedPlatform) -> dict[str, Any]:
-    manifest = each.installed.manifest
-    model = None if each.resolved is None else each.resolved.model
-    choices = {} if each.resolved is None else each.resolved.resolved.backends
+def _examined_dict(platform: ExaminedPlatform) -> dict[str, Any]:
+    manifest = platform.installed.manifest
+    model = None if platform.resolved is None else platform.resolved.model
+    choices = {} if platform.resolved is None else platform.resolved.resolved.backends
     return {
-        **platform_dict(each.installed, each.probed),
+        **platform_dict(platform.installed, platform.probed),
         "contract": None if manifest is None else _dotted(manifest.api),
-        "usable": each.usable,
-        "findings": [msgspec.to_builtins(finding) for finding in each.findings],
+        "usable": platform.usable,
+        "findings": [msgspec.to_builtins(finding) for finding in platform.findings],
         "model": None if model is None else model.name,
         "backends": {
             slot: {
@@ -264,7 +269,7 @@ def _examined_dict(each: ExaminedPlatform) -> dict[str, Any]:
             }
             for slot, choice in choices.items()
         },
-        "refusals": [asdict(refusal) for refusal in each.refusals],
+        "refusals": [asdict(refusal) for refusal in platform.refusals],
     }
 
 

@@ -27,9 +27,9 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in diagnosis.versions.items())
     _section(console, "Environment", [("", "versions", versions, ""), *_rows(diagnosis.environment)])
     _section(console, "Plugins", [*map(_plugin, diagnosis.plugins), ("", "none", ", ".join(absent_families()), "")])
-    for each in diagnosis.platforms.values():
-        simulated = " (simulated)" if each.simulated else ""
-        _section(console, f"Platform {each.installed.name}{simulated}", _platform(each))
+    for platform in diagnosis.platforms.values():
+        simulated = " (simulated)" if platform.simulated else ""
+        _section(console, f"Platform {platform.installed.name}{simulated}", _platform(platform))
     _section(console, "Choice", list(_choice(diagnosis)))
 
 
@@ -49,17 +49,17 @@ def _section(console: Console, title: str, rows: Iterable[Row]) -> None:
 
 
 def _rows(findings: Iterable[Finding]) -> list[Row]:
-    return [(each.status, each.name, each.detail, each.remedy) for each in findings]
+    return [(finding.status, finding.name, finding.detail, finding.remedy) for finding in findings]
 
 
-def _plugin(each: Plugin) -> Row:
-    detail = f"{each.distribution} {each.version}".strip() + (f": {each.detail}" if each.detail else "")
-    shown = "" if each.state == "not examined" else each.state
-    return shown, f"{each.family or each.group} {each.name}", detail, each.remedy
+def _plugin(plugin: Plugin) -> Row:
+    detail = f"{plugin.distribution} {plugin.version}".strip() + (f": {plugin.detail}" if plugin.detail else "")
+    shown = "" if plugin.state == "not examined" else plugin.state
+    return shown, f"{plugin.family or plugin.group} {plugin.name}", detail, plugin.remedy
 
 
-def _platform(each: ExaminedPlatform) -> Iterator[Row]:
-    installed, probed = each.installed, each.probed
+def _platform(platform: ExaminedPlatform) -> Iterator[Row]:
+    installed, probed = platform.installed, platform.probed
     origin = f"{installed.distribution} {installed.version}".strip()
     contract = (
         ""
@@ -78,16 +78,16 @@ def _platform(each: ExaminedPlatform) -> Iterator[Row]:
         if device.versions:
             yield "", "versions", ", ".join(f"{name} {version}" for name, version in device.versions.items()), ""
     yield from (("warning", "note", note, "") for note in probed.notes)
-    yield from _rows(each.findings)
-    for refusal in each.refusals:
+    yield from _rows(platform.findings)
+    for refusal in platform.refusals:
         shown = "" if refusal.value is None else f"{refusal.value} (set by {refusal.who}): "
         yield "error", refusal.what, f"{shown}{refusal.reason} [{refusal.code}]", refusal.remedy
-    if each.resolved is not None:
-        if each.resolved.model is None:
+    if platform.resolved is not None:
+        if platform.resolved.model is None:
             yield "", "backends", "not chosen: no model is set (--model-path) and no demo model is installed", ""
         else:
-            yield "", "model", each.resolved.model.name, ""
-        yield from (("ok", "backend", str(choice), "") for choice in each.resolved.resolved.backends.values())
+            yield "", "model", platform.resolved.model.name, ""
+        yield from (("ok", "backend", str(choice), "") for choice in platform.resolved.resolved.backends.values())
 
 
 def _choice(diagnosis: Diagnosis) -> Iterator[Row]:

@@ -54,7 +54,7 @@ class Family(NamedTuple):
 
     def has(self, name: str) -> bool:
         """Whether an entry point of this name would claim what is there already."""
-        return any(each.name == name for each in entries(self.group)) or bool(self.find(name))
+        return any(entry.name == name for entry in entries(self.group)) or bool(self.find(name))
 
 
 class Plugin(NamedTuple):
@@ -75,14 +75,14 @@ class Plugin(NamedTuple):
 
 def installed_plugins(platforms: frozenset[str] | None = None) -> Iterator[Plugin]:
     """All plugins, in the order of `FAMILIES`, then by name. `platforms`: only these are loaded; None: all."""
-    found = sorted(entries_of_srv(), key=lambda each: (each.name, each.distribution))
+    all_entries = sorted(entries_of_srv(), key=lambda entry: (entry.name, entry.distribution))
     for family in FAMILIES:
-        for entry in (each for each in found if each.group == family.group):
+        for entry in (member for member in all_entries if member.group == family.group):
             if entry.group == registry.PLATFORM_GROUP and platforms is not None and entry.name not in platforms:
                 yield _plugin(family.noun, entry, "not examined")
             else:
                 yield _examined(family, entry)
-    for entry in found:
+    for entry in all_entries:
         if entry.group not in GROUPS:
             detail = f"this srv reads no entry-point group {entry.group}"
             yield _plugin("", entry, "warning", detail, f"The groups are {', '.join(GROUPS)}.")
@@ -90,7 +90,7 @@ def installed_plugins(platforms: frozenset[str] | None = None) -> Iterator[Plugi
 
 def absent_families() -> tuple[str, ...]:
     """The nouns of the families of which nothing is installed."""
-    present = {each.group for each in entries_of_srv()}
+    present = {entry.group for entry in entries_of_srv()}
     return tuple(family.noun for family in FAMILIES if family.group not in present)
 
 
@@ -126,8 +126,10 @@ def _hooks(entry: Entry) -> str:
     try:
         loaded = hook_plugins.hook_plugins()
     except PluginError:
-        loaded = hook_plugins.load(tuple(each for each in entries(entry.group) if each.name == entry.name))
-    return next(", ".join(each.hooks) for each in loaded if each.name == entry.name)
+        loaded = hook_plugins.load(
+            tuple(hook_entry for hook_entry in entries(entry.group) if hook_entry.name == entry.name)
+        )
+    return next(", ".join(plugin.hooks) for plugin in loaded if plugin.name == entry.name)
 
 
 def _named(
@@ -135,8 +137,8 @@ def _named(
 ) -> Family:
     """A family whose plugins are found by their names."""
 
-    def load(found: Entry) -> str:
-        find(found.name)
+    def load(plugin: Entry) -> str:
+        find(plugin.name)
         return ""
 
     return Family(kind, group, noun, page, load, use=use, entry=entry, find=find)
@@ -156,8 +158,8 @@ def _backends(family: str, noun: str, argument: str) -> Family:
 
     def find(name: str) -> object:
         platform, _, backend = name.partition(".")
-        own = registry.find_platforms()[platform].loaded.facts.backends.get(family, ())
-        return backend in (spec.name for spec in own)
+        specs = registry.find_platforms()[platform].loaded.facts.backends.get(family, ())
+        return backend in (spec.name for spec in specs)
 
     kind, group = f"{family}-backend", f"{registry.BACKEND_GROUP}.{family}"
     entry, use = "{{platform}}.{{name}}", f"srv launch --device {{{{platform}}}} {argument} {{{{name}}}}"

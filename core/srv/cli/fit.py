@@ -37,7 +37,7 @@ def _unit(goal: str, number: int | None) -> str:
 def _shared_lines(cards: Sequence[FittedCard]) -> list[str]:
     """What all of several cards are refused for: a fault of the model or of arguments, said once."""
     first, *others = cards
-    return [line for line in first.lines if others and all(line in each.lines for each in others)]
+    return [line for line in first.lines if others and all(line in other.lines for other in others)]
 
 
 def _card_lines(card: FittedCard, shared: Sequence[str]) -> list[str]:

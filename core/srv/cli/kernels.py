@@ -30,9 +30,9 @@ def kernels_text(kernels: Sequence[Kernel]) -> str:
 
 def _alike(kernels: Sequence[Kernel]) -> Iterator[tuple[Kernel, list[str]]]:
     """Consecutive kernels that differ in nothing but what they compute, together."""
-    for _, group in groupby(kernels, key=lambda each: (each.name, each.because, each.rejected, each.slower)):
+    for _, group in groupby(kernels, key=lambda kernel: (kernel.name, kernel.because, kernel.rejected, kernel.slower)):
         members = list(group)
-        yield members[0], [each.what for each in members]
+        yield members[0], [member.what for member in members]
 
 
 def _lines(kernel: Kernel, whats: Sequence[str]) -> Iterator[str]:

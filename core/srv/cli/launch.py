@@ -107,8 +107,8 @@ def _report(refusal: Refusal) -> None:
     if (observe := Hooks(hook_plugins()).bind("srv_refused")) is not None:
         from srv.hooks import Refused
 
-        for each in refusal.rejections:
-            observe(Refused(code=each.code, what=each.what, status=None, message=str(each)))
+        for rejection in refusal.rejections:
+            observe(Refused(code=rejection.code, what=rejection.what, status=None, message=str(rejection)))
 
 
 def log_provenance(context: LaunchContext) -> None:
@@ -195,8 +195,8 @@ def _model_source(context: LaunchContext, status: int) -> list[str]:
     if status != REFUSED:
         return []
     provenance = context.resolved.provenance["model_path"]
-    named = "the demo model" if provenance.value is None else f"model_path = {provenance.value}"
-    return [f"the model is {context.model.name}: {named} (set by {provenance.owner})"]
+    model = "the demo model" if provenance.value is None else f"model_path = {provenance.value}"
+    return [f"the model is {context.model.name}: {model} (set by {provenance.owner})"]
 
 
 class _CancelOnSignal:

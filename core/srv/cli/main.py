@@ -63,10 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     words, translation = expand_dialect(words)
-    known = bool(words) and words[0] in COMMANDS
-    further = () if known else _further_commands()
-    _refuse_unknown_command(words, (*COMMANDS, *(each.name for each in further)))
-    parser = build_parser(words[:1] if known else COMMANDS, further)
+    is_command = bool(words) and words[0] in COMMANDS
+    further = () if is_command else _further_commands()
+    _refuse_unknown_command(words, (*COMMANDS, *(entry.name for entry in further)))
+    parser = build_parser(words[:1] if is_command else COMMANDS, further)
     namespace, unknown = parser.parse_known_args(words)
     if getattr(namespace, "handler", None) is None:
         parser.print_help()
@@ -86,8 +86,8 @@ def build_parser(commands: Sequence[str] = COMMANDS, further: Sequence[Entry] = 
     subparsers: argparse._SubParsersAction[Parser] = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in commands:
         importlib.import_module(f"srv.cli.{name}").add(subparsers)
-    for each in further:
-        _add_further(each, subparsers)
+    for entry in further:
+        _add_further(entry, subparsers)
     return parser
 
 
@@ -100,11 +100,11 @@ def _further_commands() -> tuple[Entry, ...]:
     """Subcommands of other distributions. The first of a name wins, and core's own names cannot be replaced."""
     from srv.platform.installed import entries
 
-    found: dict[str, Entry] = {}
-    for each in sorted(entries(COMMAND_GROUP), key=lambda each: (each.name, each.value)):
-        if each.name not in COMMANDS:
-            found.setdefault(each.name, each)
-    return tuple(found.values())
+    commands: dict[str, Entry] = {}
+    for entry in sorted(entries(COMMAND_GROUP), key=lambda entry: (entry.name, entry.value)):
+        if entry.name not in COMMANDS:
+            commands.setdefault(entry.name, entry)
+    return tuple(commands.values())
 
 
 def _add_further(command: Entry, subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -130,13 +130,13 @@ def _refuse_broken(fault: PluginError, namespace: argparse.Namespace) -> NoRetur
     raise fault
 
 
-def _refuse_unknown_command(words: Sequence[str], known: Sequence[str]) -> None:
+def _refuse_unknown_command(words: Sequence[str], commands: Sequence[str]) -> None:
     """Refuse an unknown command with the most similar name; argparse would list all choices."""
-    if words and not words[0].startswith("-") and words[0] not in known:
+    if words and not words[0].startswith("-") and words[0] not in commands:
         from srv.args.spec import nearest
 
-        closest = nearest(words[0], known)
-        remedy = f"Did you mean {closest}?" if closest else f"Available commands: {', '.join(known)}."
+        closest = nearest(words[0], commands)
+        remedy = f"Did you mean {closest}?" if closest else f"Available commands: {', '.join(commands)}."
         raise Refusal(
             [Rejection("unknown_command", repr(words[0]), None, "command line", "there is no such command", remedy)]
         )

@@ -69,7 +69,11 @@ def run(namespace: argparse.Namespace) -> int:
     except Refusal as refusal:
         if not namespace.json:
             raise
-        print(json.dumps({"accepted": False, "refusals": [asdict(each) for each in refusal.rejections]}, indent=2))
+        print(
+            json.dumps(
+                {"accepted": False, "refusals": [asdict(rejection) for rejection in refusal.rejections]}, indent=2
+            )
+        )
         return REFUSED
     if answer is not None:
         from srv.cli.fit import fit_dict, fit_text
@@ -150,7 +154,7 @@ def _refused_lines(planned: LaunchPlan) -> list[str]:
     """What a launch would refuse, in one line; [] if nothing."""
     if not planned.refusals:
         return []
-    short = dict.fromkeys(f"{each.what} ({each.code})" for each in planned.refusals)
+    short = dict.fromkeys(f"{refusal.what} ({refusal.code})" for refusal in planned.refusals)
     return [f"launch would refuse: {', '.join(short)}", ""]
 
 
@@ -192,7 +196,7 @@ def to_dict(planned: LaunchPlan) -> dict[str, Any]:
     resolved, budget = planned.resolved, planned.budget
     return {
         "accepted": not planned.refusals,
-        "refusals": [asdict(each) for each in planned.refusals],
+        "refusals": [asdict(refusal) for refusal in planned.refusals],
         "unchecked": list(planned.unchecked),
         "platform": planned.target.manifest.name,
         "device": asdict(planned.target.device),

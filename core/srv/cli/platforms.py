@@ -45,14 +45,14 @@ def run(namespace: argparse.Namespace) -> int:
     """Probe all platforms in parallel and print the results."""
     from rich.console import Console  # here and below: slow to import, and other commands do not need it
 
-    found = find_platforms()
-    results = probe_all(found, namespace.timeout)
+    platforms = find_platforms()
+    results = probe_all(platforms, namespace.timeout)
     console = Console()
     if namespace.json:
-        rows = [platform_dict(found[name], results[name]) for name in found]
+        rows = [platform_dict(platforms[name], results[name]) for name in platforms]
         console.out(json.dumps(rows, indent=2), highlight=False)
     else:
-        console.print(table(found, results))
+        console.print(table(platforms, results))
         console.print(remarks(results))
     return 0
 
@@ -75,7 +75,7 @@ def platform_dict(installed: InstalledPlatform, result: ProbeResult) -> dict[str
     }
 
 
-def table(found: Mapping[str, InstalledPlatform], results: Mapping[str, ProbeResult]) -> Table:
+def table(platforms: Mapping[str, InstalledPlatform], results: Mapping[str, ProbeResult]) -> Table:
     """A table with one row per platform."""
     from rich import box
     from rich.table import Table
@@ -83,9 +83,9 @@ def table(found: Mapping[str, InstalledPlatform], results: Mapping[str, ProbeRes
     grid = Table(title="Platforms", title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in _COLUMNS:
         grid.add_column(heading, overflow="fold", no_wrap=heading != _WORDS)
-    for name, each in found.items():
-        grid.add_row(*_row(each, results[name]))
-    if not found:
+    for name, platform in platforms.items():
+        grid.add_row(*_row(platform, results[name]))
+    if not platforms:
         grid.caption = "none is installed: `pip install srv` installs the built-in ones"
     return grid
 

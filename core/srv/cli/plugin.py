@@ -133,7 +133,7 @@ def run_new(namespace: argparse.Namespace) -> int:
     """Create the package and print the next steps. Refusal, with nothing written, if its name or folder is taken."""
     from srv.cli.families import FAMILIES
 
-    family = next(each for each in FAMILIES if each.kind == namespace.kind)
+    family = next(candidate for candidate in FAMILIES if candidate.kind == namespace.kind)
     name = namespace.name
     folder = namespace.into / f"srv-{name.replace('_', '-')}"
     names = Names(name, f"srv_{name}", folder.name, _platform_of(namespace.platform))
@@ -164,7 +164,9 @@ def pages() -> tuple[str, ...]:
     """The guide for authors of platforms, what the kit checks, and the pages of all families. The wheel has them."""
     from srv.cli.families import FAMILIES
 
-    return tuple(dict.fromkeys(("plugin-authors", "conformance", "plugin-families", *(each.page for each in FAMILIES))))
+    return tuple(
+        dict.fromkeys(("plugin-authors", "conformance", "plugin-families", *(family.page for family in FAMILIES)))
+    )
 
 
 def page(name: str) -> str:
@@ -210,7 +212,7 @@ def _example() -> dict[str, str]:
     source = {path: text for part in EXAMPLE for path, text in _files(folder / part, ".py", part).items()}
     return {
         path.replace("srv_toy_device", "PACKAGE").replace("toy", "NAME"): _EXAMPLE_NAMES.sub(
-            lambda found: f"{{{{{_PLACEHOLDERS[found[0]]}}}}}", text
+            lambda placeholder: f"{{{{{_PLACEHOLDERS[placeholder[0]]}}}}}", text
         )
         for path, text in source.items()
     }
@@ -219,20 +221,24 @@ def _example() -> dict[str, str]:
 def _files(entry: Traversable, suffix: str, path: str = "") -> dict[str, str]:
     """The texts of the files with a suffix in a folder, or of one file, by path, without the suffix of templates."""
     if entry.is_dir():
-        inside = sorted(entry.iterdir(), key=lambda each: each.name)
+        inside = sorted(entry.iterdir(), key=lambda inner: inner.name)
         prefix = f"{path}/" if path else ""
-        return {name: text for each in inside for name, text in _files(each, suffix, prefix + each.name).items()}
+        return {name: text for inner in inside for name, text in _files(inner, suffix, prefix + inner.name).items()}
     return {path.removesuffix(SUFFIX): entry.read_text(encoding="utf-8")} if path.endswith(suffix) else {}
 
 
 def _platform_of(name: str | None) -> str:
     """The installed platform of this name; by default, the one with the lowest priority."""
-    found = find_platforms()
-    if name is not None and name not in found:
-        raise _refused("unknown_platform", name, "no installed platform has this name", f"Use {' or '.join(found)}.")
-    manifests = {each: found[each].manifest for each in found} if name is None else {}
-    real = {each: manifest.priority for each, manifest in manifests.items() if manifest and not manifest.simulated}
-    return name or min(real, key=lambda each: real[each])
+    platforms = find_platforms()
+    if name is not None and name not in platforms:
+        raise _refused(
+            "unknown_platform", name, "no installed platform has this name", f"Use {' or '.join(platforms)}."
+        )
+    manifests = {platform: platforms[platform].manifest for platform in platforms} if name is None else {}
+    real = {
+        platform: manifest.priority for platform, manifest in manifests.items() if manifest and not manifest.simulated
+    }
+    return name or min(real, key=lambda platform: real[platform])
 
 
 def _check_name(names: Names, family: Family) -> None:
@@ -257,27 +263,27 @@ def _check_device(name: str) -> None:
     if not name.replace("_", "").isalpha() or name.startswith("_"):
         reason = "names of PyTorch devices have only letters and underscores, and platform names begin with a letter"
         raise _refused("bad_name", name, reason, example)
-    found = find_platforms()
-    if name in found:
-        reason = f"{found[name].distribution} {found[name].version} provides a platform of this name"
-        remedy = f"Choose another name, or uninstall it. These are taken: {', '.join(found)}."
+    platforms = find_platforms()
+    if name in platforms:
+        reason = f"{platforms[name].distribution} {platforms[name].version} provides a platform of this name"
+        remedy = f"Choose another name, or uninstall it. These are taken: {', '.join(platforms)}."
         raise _refused("name_taken", name, reason, remedy)
 
 
 def _clashes(names: Names, family: Family) -> bool:
     """Whether a name that the template makes from the plugin's is one that its code has already."""
     texts = [text for path, text in rendered(Names("zzz", "zzz", "zzz"), family) if path.endswith(".py")]
-    found = {
+    words = {
         token.string
         for text in texts
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
         if token.type == tokenize.NAME
     }
-    made = {each for each in found if "zzz" in each.lower()}
+    templates = {word for word in words if "zzz" in word.lower()}
     placeholders = {"zzz": "{{name}}", "Zzz": "{{Name}}", "ZZZ": "{{NAME}}"}
     for word, placeholder in placeholders.items():
-        made = {each.replace(word, placeholder) for each in made}
-    return any(names.fill(each) in found for each in made)
+        templates = {text.replace(word, placeholder) for text in templates}
+    return any(names.fill(text) in words for text in templates)
 
 
 def _is_torch_name(name: str) -> bool:

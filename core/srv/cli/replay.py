@@ -73,7 +73,7 @@ def run(namespace: argparse.Namespace) -> int:
 
     header, requests = read_dump(namespace.file)
     if namespace.incomplete:
-        requests = [each for each in requests if not each.get("complete")]
+        requests = [entry for entry in requests if not entry.get("complete")]
     model, reason = (printable(str(header.get(name))) for name in ("model", "reason"))
     print(f"{len(requests)} requests of {model}, dumped because {reason}")
     answers = replay(requests, namespace.url, key=namespace.api_key, speed=namespace.speed, timeout=namespace.timeout)
@@ -132,9 +132,9 @@ def _send(request: Mapping[str, Any], url: str, key: str | None, timeout: float)
     try:
         # Quoted: a path such as "@host/" would otherwise name another server.
         target = url + urllib.parse.quote(request["path"])
-        made = urllib.request.Request(target, body, headers, method=request["method"])
+        http_request = urllib.request.Request(target, body, headers, method=request["method"])
         try:
-            with _OPENER.open(made, timeout=timeout) as response:
+            with _OPENER.open(http_request, timeout=timeout) as response:
                 return ReplayAnswer(response.status, response.read().decode(errors="replace"), time.monotonic() - began)
         except urllib.error.HTTPError as error:
             return ReplayAnswer(error.code, error.read().decode(errors="replace"), time.monotonic() - began)

@@ -17,7 +17,7 @@ def columns(stream: TextIO) -> int | None:
 
 def printable(text: str) -> str:
     """A text from outside, with escapes for all characters that a terminal would not print, such as ESC."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def wrapped(text: str, indent: str, width: int | None) -> str:
@@ -31,12 +31,12 @@ def wrapped(text: str, indent: str, width: int | None) -> str:
 
 
 def _wrapped_line(line: str, indent: str, width: int) -> str:
-    own = line[: len(line) - len(line.lstrip())]
+    margin = line[: len(line) - len(line.lstrip())]
     return textwrap.fill(
         line.lstrip(),
         width=width,
-        initial_indent=own,
-        subsequent_indent=own + indent,
+        initial_indent=margin,
+        subsequent_indent=margin + indent,
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -174,20 +174,20 @@ class Watch:
         last = self.samples[-1]
         pages = f" ({last.pages[0]:.0f} of {last.pages[1]:.0f} pages)" if last.pages is not None else ""
         rows: tuple[tuple[str, str, Sequence[float | None]], ...] = (
-            ("running", f"{last.running:.0f}", [each.running for each in self.samples]),
-            ("queued", f"{last.queued:.0f}", [each.queued for each in self.samples]),
-            ("KV pool", _percent(last.usage) + pages, [each.usage for each in self.samples]),
-            ("cache hits", _percent(last.hit_rate), [each.hit_rate for each in self.samples]),
-            ("tokens/s", _rate(last.generation_rate), [each.generation_rate for each in self.samples]),
-            ("prompt tokens/s", _rate(last.prompt_rate), [each.prompt_rate for each in self.samples]),
-            ("first token", _seconds(last.first_token), [each.first_token for each in self.samples]),
-            ("between tokens", _seconds(last.between_tokens), [each.between_tokens for each in self.samples]),
+            ("running", f"{last.running:.0f}", [sample.running for sample in self.samples]),
+            ("queued", f"{last.queued:.0f}", [sample.queued for sample in self.samples]),
+            ("KV pool", _percent(last.usage) + pages, [sample.usage for sample in self.samples]),
+            ("cache hits", _percent(last.hit_rate), [sample.hit_rate for sample in self.samples]),
+            ("tokens/s", _rate(last.generation_rate), [sample.generation_rate for sample in self.samples]),
+            ("prompt tokens/s", _rate(last.prompt_rate), [sample.prompt_rate for sample in self.samples]),
+            ("first token", _seconds(last.first_token), [sample.first_token for sample in self.samples]),
+            ("between tokens", _seconds(last.between_tokens), [sample.between_tokens for sample in self.samples]),
             ("finished", f"{last.finished:.0f}", []),
         )
         for label, shown, values in rows:
             table.add_row(label, shown, history(values))
         failures = ", ".join(f"{count:.0f} {kind}" for kind, count in last.failures.items() if count) or "none"
-        shares = sorted(last.slow_paths.items(), key=lambda each: -each[1])
+        shares = sorted(last.slow_paths.items(), key=lambda share: -share[1])
         slow = [Text(f"  {what}: {100 * share:.0f} % of steps") for what, share in shares if share > 0]
         below = [Text(f"failures: {failures}"), Text("slow paths:" if slow else "slow paths: none"), *slow]
         return Panel(Group(table, *below), title=f"srv top  {url}", expand=True)
@@ -219,8 +219,8 @@ class TopMetrics(NamedTuple):
 
     def total(self, names: Sequence[str]) -> Total:
         """The first of these histograms that is there."""
-        found = next((name for name in names if f"{name}_count" in self.sums), None)
-        return Total() if found is None else Total(self.sums.get(f"{found}_sum", 0.0), self.sums[f"{found}_count"])
+        family = next((name for name in names if f"{name}_count" in self.sums), None)
+        return Total() if family is None else Total(self.sums.get(f"{family}_sum", 0.0), self.sums[f"{family}_count"])
 
 
 def parse(text: str) -> TopMetrics:
@@ -269,12 +269,12 @@ def sample_of(metrics: TopMetrics, at: float) -> TopSample:
 
 def _failures(metrics: TopMetrics) -> Mapping[str, float]:
     """Aborted sequences, and answers of each status that says that the server failed."""
-    found = {"aborted": metrics.first(_ABORTED) or 0.0}
+    failures = {"aborted": metrics.first(_ABORTED) or 0.0}
     for labels, count in metrics.labelled.get(_RESPONSES, ()):
         status = labels.get("status", "")
         if status.isdecimal() and int(status) >= _SERVER_ERROR:
-            found[f"answers of {status}"] = count
-    return found
+            failures[f"answers of {status}"] = count
+    return failures
 
 
 def _slow_paths(metrics: TopMetrics) -> Mapping[str, float]:

@@ -90,7 +90,7 @@ def to_text(translation: Translation, output_format: str) -> str:
                 "words": translation.words,
                 "values": translation.values,
                 "notes": translation.notes,
-                "refusals": [asdict(each) for each in translation.rejections],
+                "refusals": [asdict(rejection) for rejection in translation.rejections],
             },
             indent=2,
         )
