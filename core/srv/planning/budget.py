@@ -84,21 +84,21 @@ def compute(
     Refusal if not even the smallest request fits.
     """
     used = total_bytes - free_bytes
-    own = used if own_bytes is None else min(own_bytes, used)
+    own_weights = used if own_bytes is None else min(own_bytes, used)
     fraction = config.memory.mem_fraction_static
-    static = int(fraction * (free_bytes + own))
-    pool = min(static - own, free_bytes - reserved_bytes)
+    static = int(fraction * (free_bytes + own_weights))
+    pool = min(static - own_weights, free_bytes - reserved_bytes)
     breakdown = [
         (
             "memory",
             f"{_bytes(max(free_bytes, 0))} of {_bytes(total_bytes)} are free after the weights are loaded, {source}",
         ),
-        ("weights", f"{_bytes(own)} are this process's own weights"),
-        ("others", f"{_bytes(used - own)} are used by others, or by the runtime"),
+        ("weights", f"{_bytes(own_weights)} are this process's own weights"),
+        ("others", f"{_bytes(used - own_weights)} are used by others, or by the runtime"),
         (
             "static",
             f"{_bytes(static)} for weights and KV pool: mem_fraction_static {fraction} of the"
-            f" {_bytes(free_bytes + own)} that are free or its own",
+            f" {_bytes(free_bytes + own_weights)} that are free or its own",
         ),
         ("reserved", f"{_bytes(reserved_bytes)} stay free (reserved_memory)"),
     ]
@@ -108,7 +108,9 @@ def compute(
     unconfirmed = most_unconfirmed_tokens(config, model)
     tokens = max_tokens(groups, unconfirmed)
     if tokens is not None and tokens < SMALLEST_REQUEST:
-        raise Refusal([_too_small(config, breakdown, _remedy(own, static, free_bytes, reserved_bytes, smaller_part))])
+        raise Refusal(
+            [_too_small(config, breakdown, _remedy(own_weights, static, free_bytes, reserved_bytes, smaller_part))]
+        )
     breakdown += group_lines(config, model, groups)
     context = config.model.context_length or model.context_length
     max_request_tokens = context if tokens is None else min(tokens, context)
@@ -185,8 +187,8 @@ def loaded_bytes(config: Config, model: ModelFacts) -> int:
 
 
 def _of_rank(config: Config, model: ModelFacts, whole: int) -> int:
-    held = math.ceil(whole * rank_share(model, mesh_of(config.get))) + head_bytes(config, model)
-    return held - saved_bytes(config, model)
+    total = math.ceil(whole * rank_share(model, mesh_of(config.get))) + head_bytes(config, model)
+    return total - saved_bytes(config, model)
 
 
 def _whole_bytes(config: Config, model: ModelFacts) -> WeightBytes:
@@ -227,7 +229,7 @@ def _bytes(amount: int) -> str:
     return amount_text(amount, "bytes")
 
 
-def _remedy(own: int, static: int, free: int, reserved: int, smaller_part: str) -> str:
+def _remedy(weights: int, static: int, free: int, reserved: int, smaller_part: str) -> str:
     """What would help: no setting of the pool does where the weights alone do not fit."""
     others = "use a device with more memory, or smaller or quantized weights"
     if free <= 0:
@@ -235,7 +237,7 @@ def _remedy(own: int, static: int, free: int, reserved: int, smaller_part: str) 
     if free <= reserved:
         less = "use a smaller --chunked-prefill-size, raise --mem-fraction-static"
         return f"What is reserved beside the weights leaves no room: {less}, {smaller_part}{others}."
-    if own >= static:
+    if weights >= static:
         return "The weights alone take what --mem-fraction-static allows: raise it."
     return (
         "Free memory on the device, raise --mem-fraction-static or --max-total-tokens, use a smaller --page-size, "

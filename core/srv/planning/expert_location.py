@@ -65,8 +65,8 @@ class ExpertMap(NamedTuple):
         return sum(places > 1 for row in self.places for places in Counter(row).values())
 
     def __str__(self) -> str:
-        own = self.mixtures
-        text = f"{len(self.places[0])} places for the {own.experts} experts of each of {_layers_text(own)}"
+        mixtures = self.mixtures
+        text = f"{len(self.places[0])} places for the {mixtures.experts} experts of each of {_layers_text(mixtures)}"
         if not self.elsewhere and not self.copied:
             return f"{text}, each expert where {TRIVIAL} has it"
         return f"{text}; {self.elsewhere} experts are not where {TRIVIAL} has them, and {self.copied} have copies"
@@ -92,9 +92,10 @@ class LayerExpertCounts(NamedTuple):
         return sum(map(sum, self.tokens))
 
     def __str__(self) -> str:
-        own = self.mixtures
+        mixtures = self.mixtures
         return (
-            f"counts of {self.total:,.0f} choices among the {own.experts} experts of each of {_layers_text(own)}, the "
+            f"counts of {self.total:,.0f} choices among the {mixtures.experts} experts of each of"
+            f" {_layers_text(mixtures)}, the "
             f"busiest with {self.imbalance:.1f} times the tokens of a mean one"
         )
 
@@ -111,7 +112,7 @@ def mixtures_of(model: ModelFacts, values: Mapping[str, Any]) -> Mixtures | None
     moe, native = mixture(model, values), native_tree_of_model(model)
     if moe is None or isinstance(native, str):
         return None
-    prefixes = (each.prefix for each in derive.model_ops(native, model.dtype).experts)
+    prefixes = (expert.prefix for expert in derive.model_ops(native, model.dtype).experts)
     layers = tuple(int(prefix.split(".layers.")[1].split(".")[0]) for prefix in prefixes)
     return Mixtures(model.name, layers, model.layers, moe.experts.count) if layers else None
 
@@ -162,7 +163,7 @@ def _text(path: Path, value: str) -> str:
 def _map(what: str, content: Mapping[str, Any], mixtures: Mixtures, places: int) -> tuple[tuple[int, ...], ...]:
     if unknown := sorted(content.keys() - {MAP, _LAYERS}):
         _refuse(what, f"beside {MAP} it has {', '.join(unknown[:8])}, which says nothing of a placement")
-    found = []
+    rows = []
     for layer, row in _rows(what, MAP, content.get(_LAYERS), content[MAP], mixtures):
         where = f"{MAP} of layer {layer}"
         if len(row) != places:
@@ -175,8 +176,8 @@ def _map(what: str, content: Mapping[str, Any], mixtures: Mixtures, places: int)
                 _refuse(what, f"{where} has {_short(expert)} in place {place}, and experts are numbered 0 to {last}")
         if missing := sorted(set(range(mixtures.experts)) - set(row)):
             _refuse(what, f"{where} has no place for expert {missing[0]}")
-        found.append(tuple(row))
-    return tuple(found)
+        rows.append(tuple(row))
+    return tuple(rows)
 
 
 def _counts(what: str, content: Mapping[str, Any], mixtures: Mixtures) -> tuple[tuple[float, ...], ...]:
@@ -206,30 +207,40 @@ def _tables(what: str, content: Mapping[str, Any]) -> Sequence[Any]:
         several = isinstance(counts, list) and counts and isinstance(counts[0], list) and counts[0]
         return counts if several and isinstance(counts[0][0], list) else [counts]
     passes = content[_PASSES]
-    if not isinstance(passes, list) or not all(isinstance(each, Mapping) and COUNTS in each for each in passes):
+    if not isinstance(passes, list) or not all(isinstance(record, Mapping) and COUNTS in record for record in passes):
         _refuse(what, f"{_PASSES} is not a list of objects that have {COUNTS}")
-    return [each[COUNTS] for each in passes]
+    return [record[COUNTS] for record in passes]
 
 
-def _rows(what: str, name: str, stated: Any, table: Any, mixtures: Mixtures) -> list[tuple[int, list[Any]]]:
-    """The rows of the layers with experts. `stated`: the numbers of the layers that have rows, if it says so."""
+def _rows(what: str, name: str, layers_field: Any, table: Any, mixtures: Mixtures) -> list[tuple[int, list[Any]]]:
+    """The rows of the layers with experts. `layers_field`: the numbers of the layers that have rows, if it says so."""
     if not isinstance(table, list) or not all(isinstance(row, list) for row in table):
         _refuse(what, f"{name} is not a list of rows, one for each layer: {_short(table)}")
-    own = list(mixtures.layers)
-    layers = stated if stated is not None else own if len(table) == len(own) else list(range(mixtures.depth))
-    if stated is not None and stated != own:
+    mixture_layers = list(mixtures.layers)
+    layers = (
+        layers_field
+        if layers_field is not None
+        else mixture_layers
+        if len(table) == len(mixture_layers)
+        else list(range(mixtures.depth))
+    )
+    if layers_field is not None and layers_field != mixture_layers:
         _refuse(
-            what, f"it is of the layers {_short(stated)}, and {_layers_text(mixtures)} of {mixtures.name} have experts"
+            what,
+            f"it is of the layers {_short(layers_field)}, and {_layers_text(mixtures)} of {mixtures.name} have experts",
         )
     if len(table) != len(layers):
         of_all = (
-            f", or one for each of its {mixtures.depth} layers" if stated is None and mixtures.depth != len(own) else ""
+            f", or one for each of its {mixtures.depth} layers"
+            if layers_field is None and mixtures.depth != len(mixture_layers)
+            else ""
         )
         _refuse(
             what,
-            f"{name} has {len(table)} rows, and {mixtures.name} needs {len(own)}, for {_layers_text(mixtures)}{of_all}",
+            f"{name} has {len(table)} rows, and {mixtures.name} needs {len(mixture_layers)}, for"
+            f" {_layers_text(mixtures)}{of_all}",
         )
-    return [(layer, row) for layer, row in zip(layers, table, strict=True) if layer in own]
+    return [(layer, row) for layer, row in zip(layers, table, strict=True) if layer in mixture_layers]
 
 
 def _is_count(value: Any) -> bool:

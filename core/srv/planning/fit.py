@@ -84,13 +84,13 @@ def fit(user: UserInput, goal: str) -> Fit:
     """The answer for a goal of `GOALS`. Refusal, with what the smallest candidate is refused for, if there is none."""
     with ExitStack() as stack:
         try:
-            found = stack.enter_context(find_the_model(user, needed=False))
+            model = stack.enter_context(find_the_model(user, needed=False))
         except ModelError as error:
             raise Refusal([model_fault(user, error)]) from error
         find = cache(find_target)  # a device is found, and perhaps probed, once, as the model is
 
         def plan(candidate: UserInput) -> LaunchPlan:
-            return make_plan(candidate, find, lambda _: nullcontext(found))
+            return make_plan(candidate, find, lambda _: nullcontext(model))
 
         if goal == "card":
             return _cards(user, plan)
@@ -135,7 +135,7 @@ def _devices(user: UserInput, make: Make) -> Fit:
         trial = _attempt(_with(_with(user, "device", device), "tp_size", count), make, 1)
         if trial.plan is not None:
             return Fit("devices", count, trial.plan, trial.lines, before)
-        codes = {each.code for each in trial.rejections}
+        codes = {rejection.code for rejection in trial.rejections}
         if codes == {_INDIVISIBLE}:
             continue
         before = (count, trial.lines)
@@ -152,16 +152,16 @@ def _cards(user: UserInput, make: Make) -> Fit:
         remedy = "Name the platform alone, or leave out --device."
         reason = "every profile of a platform is tried as it is"
         raise Refusal([Rejection("bad_device", "device", text, SOURCE, reason, remedy)])
-    named = text.strip().lower()
+    wanted_card = text.strip().lower()
     ranks = user.value("tp_size") or 1
-    found = [
+    devices = [
         (f"{name}:{profile}", device.memory_bytes)
         for name, platform in sorted(find_platforms().items())
-        if platform.manifest is not None and (name == named or not (named or platform.manifest.simulated))
+        if platform.manifest is not None and (name == wanted_card or not (wanted_card or platform.manifest.simulated))
         for profile, device in platform.manifest.facts.profiles.items()
     ]
     trials = [
-        (text, memory, _attempt(_with(user, "device", f"{text},count={ranks}"), make, 1)) for text, memory in found
+        (text, memory, _attempt(_with(user, "device", f"{text},count={ranks}"), make, 1)) for text, memory in devices
     ]
     cards = [FittedCard(text, memory, trial.plan is not None, trial.lines) for text, memory, trial in trials]
     if not cards:
@@ -181,17 +181,17 @@ def _attempt(user: UserInput, make: Make, requests: int) -> Trial:
     try:
         plan = make(user)
     except Refusal as refusal:
-        return Trial(None, tuple(str(each) for each in refusal.rejections), refusal.rejections)
+        return Trial(None, tuple(str(rejection) for rejection in refusal.rejections), refusal.rejections)
     if plan.refusals:
-        return Trial(None, tuple(str(each) for each in plan.refusals), plan.refusals)
+        return Trial(None, tuple(str(rejection) for rejection in plan.refusals), plan.refusals)
     if plan.model is None or plan.budget is None:
         return _refused(Rejection("no_model", "model_path", None, SOURCE, "no model is set", "Set --model-path."))
     config, model = plan.resolved.config, plan.model
     tokens = config.model.context_length or model.context_length
     groups = plan.budget.groups
-    held = [_Held.of(plan, group, tokens, requests) for group in groups]
-    lines = tuple(str(each) for each in held)
-    short = [line for line, group, each in zip(lines, groups, held, strict=True) if each.total > group.pages]
+    demands = [_Held.of(plan, group, tokens, requests) for group in groups]
+    lines = tuple(str(demand) for demand in demands)
+    short = [line for line, group, demand in zip(lines, groups, demands, strict=True) if demand.total > group.pages]
     if short:
         breakdown = "; ".join(f"{name}: {sentence}" for name, sentence in plan.budget.breakdown)
         reason = f"{'; '.join(short)} ({breakdown})"
@@ -219,9 +219,13 @@ class _Held(NamedTuple):
         if group.window is None or plan.model is None:
             return cls(group, tokens, requests, whole)
         config, size = plan.resolved.config, group.page_size
-        each = window_pages(group.window, size, size, step_depth(config) * (1 + draft_count(config)))
+        pages_each = window_pages(group.window, size, size, step_depth(config) * (1 + draft_count(config)))
         filling = -(-most_unconfirmed_tokens(config, plan.model) // size)
-        return cls(group, tokens, requests, whole) if whole <= each else cls(group, tokens, requests, each, filling)
+        return (
+            cls(group, tokens, requests, whole)
+            if whole <= pages_each
+            else cls(group, tokens, requests, pages_each, filling)
+        )
 
     @property
     def total(self) -> int:
@@ -243,7 +247,7 @@ class _Held(NamedTuple):
 
 def _with(user: UserInput, argument: str, value: object) -> UserInput:
     """The input with another value of one argument; None: with none."""
-    others = [each for each in user.statements if each.argument != argument]
+    others = [statement for statement in user.statements if statement.argument != argument]
     if value is not None:
         others.append(UserStatement(argument, value, Origin.COMMAND_LINE, SOURCE))
     return user._replace(statements=tuple(others))

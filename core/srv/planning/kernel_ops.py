@@ -61,24 +61,24 @@ def op_kernels(table: OpTable, ops: ModelOps, schemes: LayerSchemes) -> Iterator
         kernel = _of_matrix(table, matrix, quantized)
         seen.setdefault(kernel.key, kernel)
     yield from seen.values()
-    experts = [_of_experts(table, each, schemes) for each in ops.experts]
+    experts = [_of_experts(table, expert, schemes) for expert in ops.experts]
     yield from {(kernel.key, kernel.name): kernel for kernel in experts}.values()
 
 
 def quantized_kernels(table: OpTable, ops: Iterable[QuantizedOp]) -> Iterator[Kernel]:
     """A Kernel for each call on quantized weights that the modules of a class of transformers make."""
-    for each in ops:
-        key, what = op_key(each.op, table.dtype, each.sizes), _what(each.op, table.dtype, each.sizes)
-        if each.op:
-            yield _kernel(table, key, what, table.choose(each.op, table.dtype, each.sizes))
+    for op in ops:
+        key, what = op_key(op.op, table.dtype, op.sizes), _what(op.op, table.dtype, op.sizes)
+        if op.op:
+            yield _kernel(table, key, what, table.choose(op.op, table.dtype, op.sizes))
 
 
 def _of_experts(table: OpTable, experts: ExpertMatrices, schemes: LayerSchemes) -> Kernel:
     """The op on the matrices of experts, all of which are quantized alike."""
     sizes = dict(experts.sizes)
     names = expert_names(experts.prefix, sizes["experts"], experts.activation)
-    named = zip(names, (sizes["hidden"], sizes["intermediate"]), strict=True)
-    linear = {_op(schemes(names, inputs, False)) for names, inputs in named}
+    matrices = zip(names, (sizes["hidden"], sizes["intermediate"]), strict=True)
+    linear = {_op(schemes(names, inputs, False)) for names, inputs in matrices}
     op = EXPERT_OP_OF.get(linear.pop(), "") if len(linear) == 1 else ""
     key, what = op_key(op or EXPERTS, table.dtype, sizes), _what(op or EXPERTS, table.dtype, sizes)
     if not op:

@@ -142,7 +142,7 @@ class _Planner:
         """Why no faster backend fits, if the choice is a fallback that the user did not name."""
         if not choice.spec.fallback or self._named(choice):
             return ""
-        fallbacks = {each.name for each in self._target.backends(choice.family) if each.fallback}
+        fallbacks = {backend.name for backend in self._target.backends(choice.family) if backend.fallback}
         return "; ".join(f"{name}: {reason}" for name, reason in _rejected(choice) if name not in fallbacks)
 
     def _named(self, choice: BackendChoice) -> bool:
@@ -172,18 +172,18 @@ class _Planner:
         stored = quantization_methods.method_of(model)
         if stored is None:
             return None
-        found = self._resolved.provenance["dequantize_weights"]
-        if found.value:
-            why, chosen = found.reason, self._is_users("dequantize_weights")
+        provenance = self._resolved.provenance["dequantize_weights"]
+        if provenance.value:
+            why, chosen = provenance.reason, self._is_users("dequantize_weights")
         elif self._config.model.load_format == "dummy":
             why, chosen = "random weights are not quantized (load_format is dummy)", True
         else:
             why = "transformers computes with the dequantized weights of GGUF files only"
             chosen = self._is_users("model_impl")
-        if not found.value and self._is_users("dequantize_weights"):
-            shown = ARGUMENTS["dequantize_weights"].show(found.value)
+        if not provenance.value and self._is_users("dequantize_weights"):
+            shown = ARGUMENTS["dequantize_weights"].show(provenance.value)
             remedy = "Leave it out, or remove the cause."
-            self.rejections.append(Rejection("slower_path", "dequantize_weights", shown, found.owner, why, remedy))
+            self.rejections.append(Rejection("slower_path", "dequantize_weights", shown, provenance.owner, why, remedy))
         return Kernel(
             "layers", "weights", WEIGHTS, DEQUANTIZED, why, ((stored.name, why),), "" if chosen or not native else why
         )
@@ -199,33 +199,33 @@ class _Planner:
                 what, key = f"{kind} of {layers}, {steps}", attention_key(number, slot)
                 choice = choices[slot]
                 if choice is not None:
-                    found = self.of_backend("attention", what, key, choice)
-                    yield found if slot != ATTENTION_SLOTS[0] else self._of_prompts(found, spec, choice, tree)
+                    kernel = self.of_backend("attention", what, key, choice)
+                    yield kernel if slot != ATTENTION_SLOTS[0] else self._of_prompts(kernel, spec, choice, tree)
                 else:
                     yield Kernel("attention", what, key, None, "no attention backend fits")
         for slot, steps in STEPS.items():
             if (choice := choices[slot]) is not None and model.has_pool:
                 yield self._writer(slot, steps, choice)
 
-    def _of_prompts(self, found: Kernel, spec: PagedSpec, choice: BackendChoice, tree: Part | None) -> Kernel:
+    def _of_prompts(self, kernel: Kernel, spec: PagedSpec, choice: BackendChoice, tree: Part | None) -> Kernel:
         """With the form in which the backend computes prompts of latent attention, if it has several."""
         says = choice.spec.prompts
         if says is None or tree is None or not isinstance(spec, Latent):
-            return found
+            return kernel
         dims = next(layer.latent for layer in derive.attention_layers(tree) if layer.latent is not None)
-        given = {name: self._config.get(name) for name in choice.spec.arguments}
+        arguments = {name: self._config.get(name) for name in choice.spec.arguments}
         owner, member = f"platform {self._target.manifest.name}", f"attention backend {choice.spec.name}: prompts"
-        return found._replace(because=f"{found.because}; {call_plugin(owner, member, says, dims, given)}")
+        return kernel._replace(because=f"{kernel.because}; {call_plugin(owner, member, says, dims, arguments)}")
 
     def _writer(self, slot: str, steps: str, choice: BackendChoice) -> Kernel:
         """What writes keys and values into pages: the attention backend, by an op of its platform's if it says so."""
         what, key = f"writing keys and values, {steps}", write_key(slot)
-        found = choose_op(self._target.manifest.facts.ops, self._target.device, WRITE_KV, OpCall("", {}))
-        if found.spec is None:
+        op = choose_op(self._target.manifest.facts.ops, self._target.device, WRITE_KV, OpCall("", {}))
+        if op.spec is None:
             because = "the attention backend writes them before it attends"
             return Kernel("attention", what, key, choice.spec.name, because)
         because = f"the attention backend {choice.spec.name} writes by it"
-        return Kernel("attention", what, key, found.spec.name, because, found.rejected, found.slower)
+        return Kernel("attention", what, key, op.spec.name, because, op.rejected, op.slower)
 
     # ---- ops
 
@@ -254,9 +254,12 @@ class _Planner:
 
     def _table(self, specs: Sequence[OpSpec]) -> OpTable:
         invariant = self._config.schedule.enable_deterministic_inference
-        named, full = named_implementations(self._config), self._config.platform.activation_precision == FULL_PRECISION
+        implementations, full = (
+            named_implementations(self._config),
+            self._config.platform.activation_precision == FULL_PRECISION,
+        )
         dtype, platform = self._config.model.dtype, self._target.manifest.name
-        return OpTable(platform, specs, self._target.device, dtype, invariant, named, full)
+        return OpTable(platform, specs, self._target.device, dtype, invariant, implementations, full)
 
     def _checked(self, kernel: Kernel, method: QuantMethod | None) -> Kernel:
         """A kernel, which is refused if there is none, or a slow one that the user did not ask for."""
@@ -337,7 +340,7 @@ def _reference_unasked(kernel: Kernel, choice: BackendChoice, why: str) -> Rejec
 
 def divides(resolved: Resolved) -> bool:
     """Whether tp_size divides the model; a plan carries a value that does not."""
-    return not any((each.what, each.code) == ("tp_size", "not_divisible") for each in resolved.refusals)
+    return not any((refusal.what, refusal.code) == ("tp_size", "not_divisible") for refusal in resolved.refusals)
 
 
 def _unknown(why: str) -> Kernel:

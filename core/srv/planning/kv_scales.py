@@ -102,15 +102,15 @@ def calculated_scales(config: Config, model: ModelFacts, largest: Mapping[int, t
     `largest`: the magnitudes of keys and values in each layer. A layer of zeros has the scale 1. Raises ModelError
     (kv_scales) for NaN and infinity.
     """
-    limit, found = LARGEST[kv_dtype(config)], dict[int, KVScales]()
+    limit, scales = LARGEST[kv_dtype(config)], dict[int, KVScales]()
     for layer, magnitudes in sorted(largest.items()):
         for part, magnitude in zip(("keys", "values"), magnitudes, strict=True):
             if not math.isfinite(magnitude):
                 reason = f"{part} of layer {layer} are {magnitude:g}, so that --calculate-kv-scales finds no scale"
                 raise ModelError(CODE, model.path, reason, _OTHER_SCALES)
-        keys, values = (_power_of_two(each * HEADROOM / limit) if each else 1.0 for each in magnitudes)
-        found[layer] = KVScales(keys, values)
-    return ScaleSource(found)
+        keys, values = (_power_of_two(magnitude * HEADROOM / limit) if magnitude else 1.0 for magnitude in magnitudes)
+        scales[layer] = KVScales(keys, values)
+    return ScaleSource(scales)
 
 
 def _power_of_two(least: float) -> float:
@@ -138,9 +138,9 @@ def _read_file(path: Path, model: ModelFacts, dtype: str, ranks: int) -> list[di
     return [_factors(path, rank, factors[str(rank)], model) for rank in range(ranks)]
 
 
-def _factors(path: Path, rank: int, given: Any, model: ModelFacts) -> dict[int, float]:
+def _factors(path: Path, rank: int, table: Any, model: ModelFacts) -> dict[int, float]:
     where = f"kv_cache.scaling_factor of rank {rank}"
-    factors = _object(path, given, where)
+    factors = _object(path, table, where)
     if unknown := sorted(factors.keys() - set(map(str, range(model.layers)))):
         _refuse(path, f"{where} has layer {unknown[0]}, and {model.name} has the layers 0 to {model.layers - 1}")
     if missing := [layer for layer in _layers(model) if str(layer) not in factors]:
@@ -168,8 +168,8 @@ def _json(path: Path) -> Any:
 
 def _object(path: Path, value: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        found = "missing" if value is None else repr(value)[:60]
-        _refuse(path, f"{name} is {found}, where a JSON object is expected")
+        shown = "missing" if value is None else repr(value)[:60]
+        _refuse(path, f"{name} is {shown}, where a JSON object is expected")
     return value
 
 
@@ -192,37 +192,39 @@ def _of_checkpoint(model: ModelFacts) -> ScaleSource:
     checkpoint = read_checkpoint(folder)
     rename = layer_names(model.architecture, model.text_part_of)
     files: dict[Path, dict[str, KVScaleTensor]] = {}
-    for name, each in () if checkpoint is None else checkpoint.kv_scales.items():
+    for name, scale in () if checkpoint is None else checkpoint.kv_scales.items():
         if rename(name) is not None:
-            files.setdefault(each.path, {})[name] = each
-    found: dict[int, dict[str, float]] = {}
+            files.setdefault(scale.path, {})[name] = scale
+    factors: dict[int, dict[str, float]] = {}
     for path, stored in files.items():
-        for name, value in read_scales(path, {name: each.tensor for name, each in stored.items()}).items():
-            _add(path, found, name, stored[name].scale, value)
-    if not found:
+        for name, value in read_scales(path, {name: scale.tensor for name, scale in stored.items()}).items():
+            _add(path, factors, name, stored[name].scale, value)
+    if not factors:
         return NO_SCALES
-    stated = model.config.get("quantization_config")
-    if isinstance(stated, Mapping) and (refused := unsupported_kv_scheme(stated)) is not None:
+    quant_config = model.config.get("quantization_config")
+    if isinstance(quant_config, Mapping) and (refused := unsupported_kv_scheme(quant_config)) is not None:
         reason = f"its scales of keys and values are not for 8-bit floats: {refused}"
         raise ModelError(CODE, str(folder), reason, _OTHER_SCALES)
     layers = _layers(model)
-    if found.keys() != set(layers):
-        other = sorted(found.keys() ^ set(layers))[0]
-        has = "a scale of keys or values, but is no attention layer of the model" if other in found else "no such scale"
-        reason = f"layer {other} has {has}; {len(found)} layers have one, of {len(layers)} that need it"
+    if factors.keys() != set(layers):
+        other = sorted(factors.keys() ^ set(layers))[0]
+        has = (
+            "a scale of keys or values, but is no attention layer of the model" if other in factors else "no such scale"
+        )
+        reason = f"layer {other} has {has}; {len(factors)} layers have one, of {len(layers)} that need it"
         raise ModelError(CODE, str(folder), reason, _OTHER_SCALES)
-    scales = {layer: KVScales(_either(found[layer], "keys"), _either(found[layer], "values")) for layer in layers}
+    scales = {layer: KVScales(_either(factors[layer], "keys"), _either(factors[layer], "values")) for layer in layers}
     return ScaleSource(scales)
 
 
-def _add(path: Path, found: dict[int, dict[str, float]], name: str, scale: StoredScale, value: float) -> None:
+def _add(path: Path, factors: dict[int, dict[str, float]], name: str, scale: StoredScale, value: float) -> None:
     """Add a scale to those of its layer."""
     if scale.part == "neither":
         return
     if not _is_scale(value):
         reason = f"tensor {name} is {value}; it must be a finite number above 0, in the range of float32"
         raise ModelError(CODE, str(path), reason, _OTHER_SCALES)
-    parts = found.setdefault(scale.layer, {})
+    parts = factors.setdefault(scale.layer, {})
     for part in ("keys", "values") if scale.part == "both" else (scale.part,):
         if part in parts:
             reason = f"layer {scale.layer} has more than one scale of {part}, the last of them {name}"

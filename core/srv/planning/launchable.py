@@ -87,8 +87,8 @@ def check_launch(
     except ModelError as raised:
         error = raised if files is None else raised.renamed(str(files), model.path)
         kernels = plan_kernels(target, None, resolved, None)
-        told = any((error.code, each.code) in _TOLD for each in resolved.refusals)
-        refusals = refusals if told else (*refusals, _of_model(resolved, error))
+        is_refused = any((error.code, refusal.code) in _TOLD for refusal in resolved.refusals)
+        refusals = refusals if is_refused else (*refusals, _of_model(resolved, error))
         return LaunchCheck(refusals, (), has_pools=not moves_weights(resolved.config), kernels=kernels)
     refusals += kernels.rejections
     unchecked = [_FILES]
@@ -110,7 +110,9 @@ def check_launch(
         notes += unused_scheme(resolved.config, model, supported="fp8_kv" in resolved.capabilities)
     check = LaunchCheck(refusals, tuple(unchecked), kernels=kernels, notes=notes)
     if choice.tree is None and inspect is not None:
-        answer = inspect(model, *("" if each is None else each.name for each in (choice.method, choice.dequantized)))
+        answer = inspect(
+            model, *("" if method is None else method.name for method in (choice.method, choice.dequantized))
+        )
         check = _with_class(check, target, model, resolved, choice, answer)
     return check._replace(notes=(*check.notes, *check.kernels.rounded()))
 
@@ -184,8 +186,8 @@ def _of_transformers(
         return (_of_model(resolved, ModelError(refused.code, refused.what, refused.reason, refused.remedy)),)
     slots = dict.fromkeys(resolved.backends[slot].spec.name for slot in ATTENTION_SLOTS if slot in resolved.backends)
     kinds = layer_kinds(answer.layers, model)
-    found = (_unfit(target, model, resolved, kinds, name, len(slots) > 1) for name in slots)
-    return tuple(each for each in found if each is not None)
+    refusals = (_unfit(target, model, resolved, kinds, name, len(slots) > 1) for name in slots)
+    return tuple(refusal for refusal in refusals if refusal is not None)
 
 
 def _unfit(
@@ -193,7 +195,10 @@ def _unfit(
 ) -> Rejection | None:
     """The rejection of a chosen attention backend that lacks a trait of a layer; `split`: there are two of them."""
     traits = {spec.name: spec.layer_traits for spec in target.backends("attention")}
-    missing = {other: unsupported_layers(layers, partial(missing_traits, own)) for other, own in traits.items()}
+    missing = {
+        other: unsupported_layers(layers, partial(missing_traits, layer_traits))
+        for other, layer_traits in traits.items()
+    }
     if not missing[name]:
         return None
     slot = next(slot for slot in ATTENTION_SLOTS if resolved.backends[slot].spec.name == name)

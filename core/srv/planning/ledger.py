@@ -73,7 +73,7 @@ def predict(
     logits, inputs = captured_bytes(config, model, budget)
     pool = None if budget is None else pool_bytes(config, model, budget)
     graphs = None if GRAPHS not in reserved else max(int(reserved[GRAPHS]) - logits - (inputs or 0), 0)
-    known = {RUNTIME, GRAPHS, *STEP_PARTS}
+    names = {RUNTIME, GRAPHS, *STEP_PARTS}
     step = [name for name in STEP_PARTS if reserved.get(name)]
     lines = [
         MemoryLine(RUNTIME, int(reserved[RUNTIME]) if RUNTIME in reserved else None),
@@ -85,7 +85,7 @@ def predict(
     ]
     if logits:
         lines += [MemoryLine(CAPTURED_LOGITS, logits), MemoryLine(CAPTURED_INPUTS, inputs), MemoryLine(GRAPHS, graphs)]
-    lines += [MemoryLine(name, int(amount)) for name, amount in reserved.items() if name not in known and amount]
+    lines += [MemoryLine(name, int(amount)) for name, amount in reserved.items() if name not in names and amount]
     of = f"of the largest step ({' and '.join(step)} of reserved_memory)" if step else ""
     lines.append(MemoryLine(ACTIVATIONS, int(sum(reserved[name] for name in step)) if step else None, note=of))
     return tuple(lines)
@@ -130,10 +130,10 @@ class Ledger:
         """Take better predictions; what is measured already stays."""
         measured = self._lines
         self._lines = {
-            each.name: msgspec.structs.replace(each, measured=old.measured, note=old.note or each.note)
-            if (old := measured.get(each.name)) is not None
-            else each
-            for each in lines
+            line.name: msgspec.structs.replace(line, measured=old.measured, note=old.note or line.note)
+            if (old := measured.get(line.name)) is not None
+            else line
+            for line in lines
         }
 
     def measure(self, name: str, measured: int | None, note: str = "") -> None:
@@ -148,8 +148,8 @@ class Ledger:
         The line that was wrong is the first one whose excess over its prediction is at least half of the largest one,
         and of what is lacking. Without any, it is `name` itself: its own prediction is too small, or does not fit.
         """
-        own = self._lines.get(name, MemoryLine(name, None))
-        lacking = 0 if own.predicted is None or free is None else own.predicted - free
+        ledger_line = self._lines.get(name, MemoryLine(name, None))
+        lacking = 0 if ledger_line.predicted is None or free is None else ledger_line.predicted - free
         over = {line: (line.measured or 0) - (line.predicted or 0) for line in self._lines.values() if line.off}
         enough = max(max(over.values(), default=0) / 2, lacking / 2, 1)
         wrong = next((line for line, excess in over.items() if excess >= enough), None)  # its followers contain it
@@ -157,13 +157,15 @@ class Ledger:
         host = is_out_of_host_memory(error)
         whose = "this process can have no more host memory" if host else "the device has no more memory"
         if wrong is None:
-            predicted = "no prediction" if own.predicted is None else f"{_bytes(own.predicted)} predicted"
+            predicted = "no prediction"
+            if ledger_line.predicted is not None:
+                predicted = f"{_bytes(ledger_line.predicted)} predicted"
             left = "" if free is None else f", and {_bytes(free)} are free"
             reason = f"{predicted}{left}; no measured line explains what is lacking"
         else:
             reason = line_text(wrong)
-        line = (wrong or own).name
-        remedies = [_REMEDIES.get(each, "Lower --mem-fraction-static.") for each in dict.fromkeys((line, name))]
+        line = (wrong or ledger_line).name
+        remedies = [_REMEDIES.get(part, "Lower --mem-fraction-static.") for part in dict.fromkeys((line, name))]
         if host:
             remedies.append(_OF_HOST)
         remedy = " ".join([*remedies, "[out_of_memory]"])

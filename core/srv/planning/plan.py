@@ -63,7 +63,7 @@ def make_plan(user: UserInput, find: FindTarget = find_target, find_model: FindM
             ledger = predict(resolved.config, plan.model, reserved_parts(resolved), budget)
         except Refusal as refusal:
             refused = plan.check.refusals  # downloading weights, to know their size, does not help against these
-            refusals += [each for each in refusal.rejections if each.code != UNKNOWN_SIZE or not refused]
+            refusals += [rejection for rejection in refusal.rejections if rejection.code != UNKNOWN_SIZE or not refused]
     notes = (*plan.notes, *_unused_devices(plan.resolved), *_outside_memory(plan.resolved))
     return LaunchPlan(
         plan.target,
@@ -90,7 +90,7 @@ def _unused_devices(resolved: Resolved) -> tuple[str, ...]:
 
 def _outside_memory(resolved: Resolved) -> tuple[str, ...]:
     """A note on planned values that would divide weights or KV pool in a way that the budget does not know."""
-    values = [each.what for each in resolved.refusals if each.code == "planned" and each.what in _DIVIDING]
+    values = [refusal.what for refusal in resolved.refusals if refusal.code == "planned" and refusal.what in _DIVIDING]
     if not values:
         return ()
     return (f"the memory of weights and KV pool is that of tp_size alone, without {', '.join(values)}",)

@@ -117,8 +117,8 @@ def group_lines(config: Config, model: ModelFacts, groups: Sequence[PageGroup]) 
     division = _Division(config, model, cache_specs(config, model))
     lines: Lines = []
     for number, (group, size) in enumerate(zip(groups, bytes_per_page(config, model), strict=True)):
-        held = f"{group.pages} pages, {group.pages * group.page_size} tokens, {_bytes((group.pages + 1) * size)}"
-        lines.append((_name("pages", number), held if number == 0 else f"{held}: {division.reason(number)}"))
+        pages = f"{group.pages} pages, {group.pages * group.page_size} tokens, {_bytes((group.pages + 1) * size)}"
+        lines.append((_name("pages", number), pages if number == 0 else f"{pages}: {division.reason(number)}"))
     return lines
 
 

@@ -129,7 +129,7 @@ def resolve_plan(
     local model without native layers.
     """
     faults: list[Rejection] = list(user.rejections)
-    target = found = None
+    target = found_model = None
     code: Sequence[str] = ()
     try:
         target = find_target(user.value("device"), _source(user, "device"))
@@ -139,14 +139,14 @@ def resolve_plan(
         faults.append(argument_fault(user, "device", error.code, error.reason, error.remedy))
     with ExitStack() as stack:
         try:
-            found = stack.enter_context(find_model(user) if find_model else find_the_model(user, model_needed))
-            code = _tokenizer_code(user, found)
+            found_model = stack.enter_context(find_model(user) if find_model else find_the_model(user, model_needed))
+            code = _tokenizer_code(user, found_model)
         except ModelError as error:
             faults.append(model_fault(user, error))
         faults += [*_missing_files(user), *_faulty_template(user)]
         if on_this_host:
             faults += _unfit_nodes(user)
-        model = None if found is None else found.facts
+        model = None if found_model is None else found_model.facts
         experts, unfit = _expert_location(user, model)
         faults += unfit
         try:  # even without a device or a model, so that their faults are reported with all others
@@ -156,10 +156,10 @@ def resolve_plan(
         resolved = replace(resolved, refusals=tuple(_as_read(resolved.refusals, experts)))
         if faults or target is None:
             raise Refusal(list(dict.fromkeys([*faults, *resolved.refusals])))
-        remote = found is not None and found.remote
-        asked = found.examine if found is not None and (remote or examine_local) else None
-        files = found.files if remote and found is not None else None
-        check = check_launch(target, model, resolved, asked, files)
+        remote = found_model is not None and found_model.remote
+        examine = found_model.examine if found_model is not None and (remote or examine_local) else None
+        files = found_model.files if remote and found_model is not None else None
+        check = check_launch(target, model, resolved, examine, files)
     method_notes = _method_notes(target, model, resolved, check)
     notes = (*user.notes, *target.notes, *_model_notes(model, resolved, code), *method_notes, *check.notes)
     return ResolvedPlan(target, model, resolved, notes, check, remote, experts)
@@ -210,7 +210,7 @@ def _model_notes(model: ModelFacts | None, resolved: Resolved, code: Sequence[st
 def _method_notes(target: Target, model: ModelFacts | None, resolved: Resolved, check: LaunchCheck) -> tuple[str, ...]:
     """How the layers compute with quantized weights, if they hold them so and the platform can."""
     method = None if model is None else quantization_method(resolved.config, model)
-    refused = any(each.what == "model_path" for each in check.refusals)
+    refused = any(refusal.what == "model_path" for refusal in check.refusals)
     if model is None or method is None or not method.note or refused:
         return ()
     if missing_capability(method.ops, resolved.capabilities) is not None:
@@ -261,12 +261,12 @@ class FoundModel:
         return self._inspection
 
 
-def _tokenizer_code(user: UserInput, found: FoundModel | None) -> tuple[str, ...]:
+def _tokenizer_code(user: UserInput, found_model: FoundModel | None) -> tuple[str, ...]:
     """The classes in Python code that read the tokenizer of a model on this machine. Raises ModelError remote_code."""
     elsewhere = user.value("tokenizer_path") is not None or user.value("skip_tokenizer_init")
-    if found is None or found.remote or not found.facts.remote_code or elsewhere:
+    if found_model is None or found_model.remote or not found_model.facts.remote_code or elsewhere:
         return ()
-    return tokenizer_classes(found.files)
+    return tokenizer_classes(found_model.files)
 
 
 @contextmanager
@@ -312,10 +312,12 @@ def read_options(user: UserInput) -> ReadOptions:
 def _missing_files(user: UserInput) -> list[Rejection]:
     """Rejections of files that do not exist or cannot be seen; their contents are checked when they are read."""
     arguments = ("tokenizer_path", "chat_template", "quantization_param_path")
-    named = {argument: user.value(argument) for argument in arguments}
+    paths = {argument: user.value(argument) for argument in arguments}
     return [
-        argument_fault(user, each, "not_found", "there is no such file or folder", "Correct the path, or leave it out.")
-        for each, path in named.items()
+        argument_fault(
+            user, argument, "not_found", "there is no such file or folder", "Correct the path, or leave it out."
+        )
+        for argument, path in paths.items()
         if path is not None and not os.path.exists(Path(path).expanduser())
     ]
 
@@ -352,10 +354,10 @@ def _expert_location(user: UserInput, model: ModelFacts | None) -> tuple[ExpertL
 def _as_read(rejections: Sequence[Rejection], experts: ExpertLocation | None) -> list[Rejection]:
     """The rejections, of which that of a planned placement of experts says what was read."""
     return [
-        replace(each, reason=f"{each.reason} (read: {experts})")
-        if experts is not None and (each.what, each.code) == ("init_expert_location", "planned")
-        else each
-        for each in rejections
+        replace(rejection, reason=f"{rejection.reason} (read: {experts})")
+        if experts is not None and (rejection.what, rejection.code) == ("init_expert_location", "planned")
+        else rejection
+        for rejection in rejections
     ]
 
 
@@ -379,5 +381,5 @@ def argument_fault(user: UserInput, argument: str, code: str, reason: str, remed
 
 
 def _source(user: UserInput, argument: str) -> str:
-    statements = [each for each in user.statements if each.argument == argument]
-    return max(statements, key=lambda each: each.origin).source if statements else "automatic choice"
+    statements = [statement for statement in user.statements if statement.argument == argument]
+    return max(statements, key=lambda statement: statement.origin).source if statements else "automatic choice"

@@ -25,8 +25,8 @@ def layers_of(model: ModelFacts, planned: str | None) -> str | None:
     native = planned == layers_name(native=True) if planned is not None else is_native(model.architecture)
     kinds = (AttentionSpec, Latent, Recurrent) if native else (AttentionSpec,)
     fits = all(isinstance(group, kinds) for group in model.cache_groups)
-    known = native or runs_through_transformers(model.architecture)
-    return planned if fits and known else _SIZES_ONLY
+    is_described = native or runs_through_transformers(model.architecture)
+    return planned if fits and is_described else _SIZES_ONLY
 
 
 def cache_bytes_per_token(model: ModelFacts, dtype: str) -> int:
@@ -68,8 +68,8 @@ def _cache(group: CacheSpec, dtype: str) -> str:
         case FullAttention():
             return f"{group.bytes_per_token(dtype):,} bytes per token: {layers} of attention in {dtype}"
         case SlidingWindow():
-            kept = f"{group.bytes_per_token(dtype):,} bytes per token, for the last {group.window:,} of a request"
-            return f"{kept}: {layers} of attention in {dtype}"
+            bytes_kept = f"{group.bytes_per_token(dtype):,} bytes per token, for the last {group.window:,} of a request"
+            return f"{bytes_kept}: {layers} of attention in {dtype}"
         case Latent():
             vector = f"{group.latent_dim} + {group.rope_dim} numbers"
             index = f", {len(group.indexed)} with an index key of {group.index_dim}" if group.indexed else ""

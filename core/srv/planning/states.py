@@ -35,10 +35,10 @@ class StateSlots(NamedTuple):
 def state_specs(config: Config, model: ModelFacts) -> tuple[Recurrent, ...]:
     """The recurrent cache groups of one rank, with the dtypes in which the server keeps their states."""
     dtypes = {CONVOLUTION: config.model.dtype}
-    own = config.memory.mamba_ssm_dtype
+    dtype = config.memory.mamba_ssm_dtype
 
     def kept(state: StateTensor) -> StateTensor:
-        return msgspec.structs.replace(state, dtype=dtypes.get(state.name, own))
+        return msgspec.structs.replace(state, dtype=dtypes.get(state.name, dtype))
 
     own_groups = rank_facts(model, mesh_of(config.get).width("heads")).cache_groups
     groups = [group for group in own_groups if isinstance(group, Recurrent)]

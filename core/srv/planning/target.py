@@ -51,9 +51,9 @@ def find_target(text: str | None, source: str = "command line") -> Target:
     if text is None:
         return this_machine(None, source)
     request = parse_device(text, source)
-    found = find_platforms()
-    device = device_for_plan(request, found) if _describes_device(text) else _local_or_only_device(text, source)
-    return make_target(found[request.name].loaded, device, f"set by {source}")
+    platforms = find_platforms()
+    device = device_for_plan(request, platforms) if _describes_device(text) else _local_or_only_device(text, source)
+    return make_target(platforms[request.name].loaded, device, f"set by {source}")
 
 
 def _describes_device(text: str) -> bool:
@@ -63,8 +63,8 @@ def _describes_device(text: str) -> bool:
 def _local_or_only_device(text: str, source: str) -> DeviceFacts:
     """The device of a bare platform name: this machine's if there is one, else the platform's only profile."""
     request = parse_device(text, source)
-    found = find_platforms()
+    platforms = find_platforms()
     try:
-        return choose(text, found, source=source).device
+        return choose(text, platforms, source=source).device
     except PlatformUnavailable:
-        return device_for_plan(request, found)
+        return device_for_plan(request, platforms)

@@ -30,11 +30,11 @@ UNCHECKED_MODEL = "a launch may refuse more: the files of the model are not on t
 def bad_values(translation: Translation) -> list[Rejection]:
     """Refusals of invalid values."""
     statements, refused = read_translation(replace(translation, rejections=()))
-    with_arguments = ((each, argument_named(each.argument)) for each in statements)
+    with_arguments = ((statement, argument_named(statement.argument)) for statement in statements)
     invalid = [
-        bad_value(argument, argument.show(each.value), each.source, f"it {error}")
-        for each, argument in with_arguments
-        if (error := argument.validation_error(each.value)) is not None
+        bad_value(argument, argument.show(statement.value), statement.source, f"it {error}")
+        for statement, argument in with_arguments
+        if (error := argument.validation_error(statement.value)) is not None
     ]
     return [*refused, *invalid]
 
@@ -53,9 +53,13 @@ def launch_verdict(translation: Translation, device: str | None) -> Verdict:
     here), those about a model only if its files are on this machine: nothing is downloaded.
     """
     statements, _ = read_translation(replace(translation, rejections=()))
-    valid = [each for each in statements if argument_named(each.argument).validation_error(each.value) is None]
-    given, contradictions, _ = translate(valid)
-    user = UserInput(tuple(given))
+    valid = [
+        statement
+        for statement in statements
+        if argument_named(statement.argument).validation_error(statement.value) is None
+    ]
+    translated, contradictions, _ = translate(valid)
+    user = UserInput(tuple(translated))
     faults, target, model = list(contradictions), None, None
     try:
         target = _target(user, device)
@@ -74,8 +78,10 @@ def launch_verdict(translation: Translation, device: str | None) -> Verdict:
     except Refusal as refusal:
         return Verdict([*faults, *refusal.rejections], unchecked)
     if model is not None:
-        found = check_model(model, resolved) if target is None else check_launch(target, model, resolved, None).refusals
-        faults += found
+        refusals = (
+            check_model(model, resolved) if target is None else check_launch(target, model, resolved, None).refusals
+        )
+        faults += refusals
     return Verdict(faults, unchecked)
 
 
@@ -84,11 +90,11 @@ def _target(user: UserInput, device: str | None) -> Target | None:
 
     `device`: of the translation itself; it adds the profile if the command line names the platform alone.
     """
-    named = user.value("device") or device
-    if device is not None and named == device.partition(":")[0]:
-        named = device
+    request = user.value("device") or device
+    if device is not None and request == device.partition(":")[0]:
+        request = device
     try:
-        return None if named is None else find_target(named)
+        return None if request is None else find_target(request)
     except Refusal as refusal:
         if refusal.rejections[0].code != "profile_needed":
             raise

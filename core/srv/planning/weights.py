@@ -95,15 +95,15 @@ def held_matrices(model: ModelFacts, tree: Part, method: QuantMethod | None) -> 
     Raises ModelError for damaged files.
     """
     schemes, mapping = layer_schemes(model, method), fused_mapping(model, method)
-    for each in derive.matrices(tree):
-        if each.tied:
+    for matrix in derive.matrices(tree):
+        if matrix.tied:
             continue
-        names, outputs = each.names, each.output_sizes
+        names, outputs = matrix.names, matrix.output_sizes
         if mapping is not None and (fused := mapping.fused(names)) != names:
             names, outputs = fused, (sum(outputs),)
-        scheme = schemes(names, each.inputs, each.embedding)
-        inside = each.bias and scheme is not None and not scheme.has_biases
-        yield HeldMatrix(Matrix(names, outputs, each.inputs), scheme, sum(outputs) * inside, bool(each.role))
+        scheme = schemes(names, matrix.inputs, matrix.embedding)
+        inside = matrix.bias and scheme is not None and not scheme.has_biases
+        yield HeldMatrix(Matrix(names, outputs, matrix.inputs), scheme, sum(outputs) * inside, bool(matrix.role))
     for name, part in walk(tree):
         if isinstance(part, Experts):
             gate_up, down = expert_names(name, part.count, part.activation)
@@ -162,12 +162,12 @@ def class_bytes(model: ModelFacts, method: QuantMethod, dtype: str, *, dequantiz
         counted = [None]
     if not stored.types or None in counted:
         return as_stored(model)
-    known = [each for each in counted if each is not None]
+    sizes = [size for size in counted if size is not None]
     quantized = quantized_layers(stored)
     floats = (name for name in needed_tensors(model) if split_name(name)[0] not in quantized)
     others = sum(prod(stored.shapes[name]) for name in floats) * item_size(dtype)
     return WeightBytes(
-        others + sum(each.loaded for each in known), others + sum(max(each.loaded, each.prepared) for each in known)
+        others + sum(size.loaded for size in sizes), others + sum(max(size.loaded, size.prepared) for size in sizes)
     )
 
 
@@ -192,11 +192,11 @@ def _walked(model: ModelFacts, method: QuantMethod, dtype: str) -> WeightBytes:
     tree = native_of(model)
     assert tree is not None
     matrices = held_matrices(model, tree, method)
-    quantized = [(each.matrix, each.scheme, each.bias) for each in matrices if each.scheme is not None]
+    quantized = [(matrix.matrix, matrix.scheme, matrix.bias) for matrix in matrices if matrix.scheme is not None]
     mixtures = (part for _, part in walk(tree) if isinstance(part, MoE))
     wide = sum(moe.choice_bias.elements for moe in mixtures if moe.choice_bias is not None)  # float32 in layers
-    held = sum(sum(matrix.outputs) * matrix.inputs + bias for matrix, _, bias in quantized)
-    others = (derive.parameters(tree) - held - wide) * item_size(dtype) + wide * _FLOAT32_BYTES
+    quantized_elements = sum(sum(matrix.outputs) * matrix.inputs + bias for matrix, _, bias in quantized)
+    others = (derive.parameters(tree) - quantized_elements - wide) * item_size(dtype) + wide * _FLOAT32_BYTES
     loaded = sum(scheme.bytes(matrix) for matrix, scheme, _ in quantized)
     prepared = sum(scheme.prepared_bytes(matrix) for matrix, scheme, _ in quantized)
     return WeightBytes(others + loaded, others + max(loaded, prepared))
@@ -220,15 +220,15 @@ def layer_tensors(
     """
     if method is not None and method.schemes is None:
         return f"{method.name} does not say the bytes of its tensors before layers are built (schemes)"
-    found: dict[int, tuple[int, ...]] = dict.fromkeys(range(model.layers), ())
-    for each in held_matrices(model, tree, method):
-        layer = _LAYER.match(each.matrix.names[0])
-        if layer is not None and not each.router:
-            found[int(layer[1])] += _sizes(each, item_size(dtype))
-    return tuple(found.values())
+    sizes: dict[int, tuple[int, ...]] = dict.fromkeys(range(model.layers), ())
+    for held_matrix in held_matrices(model, tree, method):
+        layer = _LAYER.match(held_matrix.matrix.names[0])
+        if layer is not None and not held_matrix.router:
+            sizes[int(layer[1])] += _sizes(held_matrix, item_size(dtype))
+    return tuple(sizes.values())
 
 
-def _sizes(held: HeldMatrix, item: int) -> tuple[int, ...]:
-    if held.scheme is None:
-        return (sum(held.matrix.outputs) * held.matrix.inputs * item,)
-    return tuple(each.bytes for each in held.scheme.tensors(held.matrix) if not each.resident)
+def _sizes(matrix: HeldMatrix, item: int) -> tuple[int, ...]:
+    if matrix.scheme is None:
+        return (sum(matrix.matrix.outputs) * matrix.matrix.inputs * item,)
+    return tuple(tensor.bytes for tensor in matrix.scheme.tensors(matrix.matrix) if not tensor.resident)
