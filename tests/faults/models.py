@@ -210,7 +210,7 @@ FAULTS = (
     Fault(
         name="third-party-replaces-a-built-in-architecture",
         file="core/srv/platform/extensions.py",
-        text='(["srv"] if taken and found else [])',
+        text='(["srv"] if taken and matches else [])',
         planted="[]",
         effect="A package silently changes how Llama models are computed.",
         tests=("tests/core/models/families/test_third_party.py",),

@@ -56,7 +56,7 @@ def attend_both_ways(
 
 def _mask(queries: range, keys: range, reach: int, like: Tensor) -> Tensor:
     """0 where a query sees a key, else -inf: like.dtype [queries, keys], on its device."""
-    rows, columns = (torch.arange(each.start, each.stop, device=like.device) for each in (queries, keys))
+    rows, columns = (torch.arange(positions.start, positions.stop, device=like.device) for positions in (queries, keys))
     distance = rows[:, None] - columns
     return torch.zeros(distance.shape, dtype=like.dtype, device=like.device).masked_fill_(
         distance.abs() > reach, float("-inf")
@@ -71,6 +71,8 @@ def _bias_table(values: Sequence[Sequence[float]], dtype: torch.dtype, device: t
 
 def _biases(table: Tensor, queries: range, keys: range) -> Tensor:
     """Of these queries and keys: [heads, queries, keys]."""
-    rows, columns = (torch.arange(each.start, each.stop, device=table.device) for each in (queries, keys))
+    rows, columns = (
+        torch.arange(positions.start, positions.stop, device=table.device) for positions in (queries, keys)
+    )
     most = table.shape[1] // 2
     return table[:, (columns - rows[:, None]).clamp(-most, most) + most]

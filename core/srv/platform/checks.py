@@ -52,7 +52,7 @@ class _Plugin:
 
     def require_type(self, value: object, kind: type | tuple[type, ...], member: str) -> None:
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        expected = " or ".join(each.__name__ for each in kinds)
+        expected = " or ".join(expected_kind.__name__ for expected_kind in kinds)
         fits = isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
         self.require(fits, member, f"is {_shown(value)}, not of type {expected}", f"Use a value of type {expected}")
 
@@ -113,13 +113,13 @@ def check_manifest(
     return manifest
 
 
-def check_known_names(given: Iterable[str], known: Iterable[str], distribution: str, owner: str) -> None:
+def check_known_names(names: Iterable[str], known_names: Iterable[str], distribution: str, owner: str) -> None:
     """Refuse public names that are not in the contract: core would never call them, and the author should know."""
-    known = set(known)
-    for name in sorted(set(given) - known):
+    known_names = set(known_names)
+    for name in sorted(set(names) - known_names):
         import difflib  # imported only if there is a mistake
 
-        close = difflib.get_close_matches(name, known, n=1)
+        close = difflib.get_close_matches(name, known_names, n=1)
         hint = f"Did you mean {close[0]}? " if close else ""
         raise PluginError(
             distribution,
@@ -232,9 +232,9 @@ def _check_profiles(plugin: _Plugin, manifest: Manifest, since: Mapping[str, Ver
             f"has no profile named {variant!r} of that variant",
             "Give each variant a profile of its own name, so that `srv plan` can resolve for it",
         )
-    named = [(f"{member}[{name!r}]", name, device) for name, device in profiles.items()]
-    named += [(f"PlatformFacts.cards[{name!r}]", name, device) for name, device in manifest.facts.cards.items()]
-    for where, name, device in named:
+    devices = [(f"{member}[{name!r}]", name, device) for name, device in profiles.items()]
+    devices += [(f"PlatformFacts.cards[{name!r}]", name, device) for name, device in manifest.facts.cards.items()]
+    for where, name, device in devices:
         plugin.require_type(name, str, where)
         plugin.require(name == name.lower(), where, "is not in lower case", _LOWER)
         plugin.require_type(device, DeviceFacts, where)
@@ -363,12 +363,12 @@ def _check_added_ops(plugin: _Plugin, family: str, spec: BackendSpec, where: str
     remedy = f"Only backends of the family {MOE_FAMILY} have ops; leave it empty"
     plugin.require(family == MOE_FAMILY or spec.ops == (), where, f"are those of a backend of {family}", remedy)
     for index, op in enumerate(spec.ops):
-        each = f"{where}[{index}]"
+        where_op = f"{where}[{index}]"
         known = op.op in EXPERT_OPS
-        plugin.require(known, f"{each}.op", f"is {_shown(op.op)}", f"Use one of {', '.join(EXPERT_OPS)}")
+        plugin.require(known, f"{where_op}.op", f"is {_shown(op.op)}", f"Use one of {', '.join(EXPERT_OPS)}")
         remedy = f"Call it {spec.name}, as the backend"
-        plugin.require(op.name == spec.name, f"{each}.name", f"is {_shown(op.name)}", remedy)
-        check_target(plugin, op.target, f"{each}.target")
+        plugin.require(op.name == spec.name, f"{where_op}.name", f"is {_shown(op.name)}", remedy)
+        check_target(plugin, op.target, f"{where_op}.target")
 
 
 def _check_attention(plugin: _Plugin, spec: BackendSpec) -> None:

@@ -108,28 +108,30 @@ def _parse_count(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def device_for_plan(request: DeviceRequest, found: Mapping[str, InstalledPlatform]) -> DeviceFacts:
+def device_for_plan(request: DeviceRequest, platforms: Mapping[str, InstalledPlatform]) -> DeviceFacts:
     """The device that `srv plan` resolves for, from the manifest's profiles; nothing is probed.
 
     The name alone is enough if a platform has only one profile. PlatformUnavailable for an unknown name or a
     refused plugin, Refusal for a profile that is unknown or missing.
     """
-    facts = _requested_platform(request, found).loaded.facts
+    facts = _requested_platform(request, platforms).loaded.facts
     profiles, cards = facts.profiles, facts.cards
-    listed = ", ".join(f"{request.name}:{profile}" for profile in profiles)
+    profile_names = ", ".join(f"{request.name}:{profile}" for profile in profiles)
     if request.profile is None:
         if len(profiles) != 1:
-            raise request.refusal("profile_needed", f"{request.name} has several profiles", f"Choose one of {listed}")
+            raise request.refusal(
+                "profile_needed", f"{request.name} has several profiles", f"Choose one of {profile_names}"
+            )
         device = next(iter(profiles.values()))
     elif request.profile in profiles:
         device = profiles[request.profile]
     elif (card := _card(request.profile, cards)) is not None:
         device = cards[card]
     else:
-        hint = _cards_elsewhere(request.profile, found) or _nearest(request.profile, (*profiles, *cards))
-        known = f"Known: {listed}" + (f", and the cards {', '.join(cards)}" if cards else "")
+        hint = _cards_elsewhere(request.profile, platforms) or _nearest(request.profile, (*profiles, *cards))
+        hint_known = f"Known: {profile_names}" + (f", and the cards {', '.join(cards)}" if cards else "")
         reason = f"{request.name} has no profile {request.profile!r}" + (" and no card of that name" if cards else "")
-        raise request.refusal("unknown_profile", reason, f"{hint} {known}" if hint else known)
+        raise request.refusal("unknown_profile", reason, f"{hint} {hint_known}" if hint else hint_known)
     return replace(
         device, memory_bytes=request.memory_bytes or device.memory_bytes, count=request.count or device.count
     )
@@ -137,7 +139,7 @@ def device_for_plan(request: DeviceRequest, found: Mapping[str, InstalledPlatfor
 
 def choose(
     requested: str | None,
-    found: Mapping[str, InstalledPlatform],
+    platforms: Mapping[str, InstalledPlatform],
     probe: Probe | None = None,
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -154,12 +156,12 @@ def choose(
 
         probe = probe_all
     if requested is None:
-        return _choose_automatically(found, probe, timeout_s)
-    return _choose_requested(parse_device(requested, source), found, probe, timeout_s)
+        return _choose_automatically(platforms, probe, timeout_s)
+    return _choose_requested(parse_device(requested, source), platforms, probe, timeout_s)
 
 
 def _choose_requested(
-    request: DeviceRequest, found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: float
+    request: DeviceRequest, platforms: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: float
 ) -> ChosenPlatform:
     if request.memory_bytes is not None or request.count is not None:
         raise request.refusal(
@@ -167,8 +169,8 @@ def _choose_requested(
             "memory and count describe a machine for `srv plan`; a server uses the machine as it is",
             "Leave them out",
         )
-    platform = _requested_platform(request, found)
-    variant = None if request.profile is None else device_for_plan(request, found).variant
+    platform = _requested_platform(request, platforms)
+    variant = None if request.profile is None else device_for_plan(request, platforms).variant
     result = probe({platform.name: platform}, timeout_s)[platform.name]
     if not result.available or result.device is None:
         raise PlatformUnavailable(platform.name, result.reason, result.remedy, result.code or "unavailable")
@@ -182,9 +184,11 @@ def _choose_requested(
     return ChosenPlatform(platform, result.device, f"{request.text} was requested by {request.source}", result.notes)
 
 
-def _choose_automatically(found: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: float) -> ChosenPlatform:
+def _choose_automatically(platforms: Mapping[str, InstalledPlatform], probe: Probe, timeout_s: float) -> ChosenPlatform:
     candidates = {
-        name: each for name, each in found.items() if each.manifest is not None and not each.manifest.simulated
+        name: platform
+        for name, platform in platforms.items()
+        if platform.manifest is not None and not platform.manifest.simulated
     }
     results = probe(candidates, timeout_s)
     devices = {
@@ -195,7 +199,7 @@ def _choose_automatically(found: Mapping[str, InstalledPlatform], probe: Probe, 
     if not devices:
         raise PlatformUnavailable(
             "(automatic choice)",
-            f"no platform is available here: {_rejection_reasons(found, results)}",
+            f"no platform is available here: {_rejection_reasons(platforms, results)}",
             "Install a platform for this machine, or fix what the reasons name",
             "none_available",
         )
@@ -204,11 +208,11 @@ def _choose_automatically(found: Mapping[str, InstalledPlatform], probe: Probe, 
     if len(leaders) > 1:
         raise _tie_refusal(leaders, best)
     chosen = leaders[0]
-    others = _rejection_reasons({name: each for name, each in found.items() if name != chosen}, results)
+    others = _rejection_reasons({name: platform for name, platform in platforms.items() if name != chosen}, results)
     reason = f"{chosen} has the highest priority ({best}) of the platforms available here"
     reason = f"{reason}; {others}" if others else reason
     return ChosenPlatform(
-        found[chosen], devices[chosen], reason, (*results[chosen].notes, *unused_cards(results, chosen))
+        platforms[chosen], devices[chosen], reason, (*results[chosen].notes, *unused_cards(results, chosen))
     )
 
 
@@ -227,9 +231,9 @@ def _tie_refusal(leaders: list[str], priority: int) -> Refusal:
     return Refusal((Rejection("ambiguous_device", "device", None, "automatic choice", reason, f"Use {options}."),))
 
 
-def _rejection_reasons(found: Mapping[str, InstalledPlatform], results: Mapping[str, ProbeResult]) -> str:
+def _rejection_reasons(platforms: Mapping[str, InstalledPlatform], results: Mapping[str, ProbeResult]) -> str:
     return "; ".join(
-        f"not {name}: {_rejection_reason(each, results.get(name))}" for name, each in sorted(found.items())
+        f"not {name}: {_rejection_reason(platform, results.get(name))}" for name, platform in sorted(platforms.items())
     )
 
 
@@ -246,12 +250,12 @@ def _rejection_reason(installed: InstalledPlatform, result: ProbeResult | None) 
     return f"its priority is {installed.manifest.priority}" if result.available else result.reason
 
 
-def _requested_platform(request: DeviceRequest, found: Mapping[str, InstalledPlatform]) -> InstalledPlatform:
+def _requested_platform(request: DeviceRequest, platforms: Mapping[str, InstalledPlatform]) -> InstalledPlatform:
     """The requested platform; PlatformUnavailable if there is none of that name, or its plugin was refused."""
-    platform = found.get(request.name)
+    platform = platforms.get(request.name)
     if platform is None:
-        hint = _cards_elsewhere(request.name, found) or _nearest(request.name, found)
-        remedy = f"{hint} {_list_installed(found)}" if hint else _list_installed(found)
+        hint = _cards_elsewhere(request.name, platforms) or _nearest(request.name, platforms)
+        remedy = f"{hint} {_list_installed(platforms)}" if hint else _list_installed(platforms)
         raise PlatformUnavailable(request.name, "no installed plugin provides it", remedy, "unknown_platform")
     if platform.manifest is None:
         error = platform.error
@@ -270,19 +274,21 @@ def _bare(name: str) -> str:
     return name.replace("-", "").replace("_", "")
 
 
-def _cards_elsewhere(name: str, found: Mapping[str, InstalledPlatform]) -> str:
+def _cards_elsewhere(name: str, platforms: Mapping[str, InstalledPlatform]) -> str:
     """A hint at the platforms that have a card of this name; "" if none has."""
-    of = {each.name: each.manifest.facts.cards for each in found.values() if each.manifest is not None}
-    named = [f"{platform}:{card}" for platform, cards in of.items() if (card := _card(name, cards)) is not None]
-    return f"Did you mean {' or '.join(named)}?" if named else ""
+    of = {
+        platform.name: platform.manifest.facts.cards for platform in platforms.values() if platform.manifest is not None
+    }
+    cards = [f"{platform}:{card}" for platform, cards in of.items() if (card := _card(name, cards)) is not None]
+    return f"Did you mean {' or '.join(cards)}?" if cards else ""
 
 
-def _list_installed(found: Mapping[str, InstalledPlatform]) -> str:
-    return f"Installed: {', '.join(sorted(found)) or 'none'}"
+def _list_installed(platforms: Mapping[str, InstalledPlatform]) -> str:
+    return f"Installed: {', '.join(sorted(platforms)) or 'none'}"
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _nearest(name: str, names: Iterable[str]) -> str:
     import difflib  # imported only if a name is misspelt
 
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"Did you mean {close[0]}?" if close else ""

@@ -34,29 +34,30 @@ OPTIONAL: Mapping[str, str] = MappingProxyType(
 """The optional members of `Platform`, each with the capability with which a platform must have it."""
 
 
-def create_platform(found: InstalledPlatform, context: EngineContext) -> Platform:
+def create_platform(platform: InstalledPlatform, context: EngineContext) -> Platform:
     """Create the live platform of a plugin and check it.
 
     PluginError if the plugin was refused, patches core, or returns something that is not a platform;
     PlatformUnavailable if it cannot serve here (raised by the plugin, or made from any other exception it raised).
     """
-    manifest = found.loaded
-    guard = PatchGuard(origin=found.target.partition(":")[0].partition(".")[0])
+    manifest = platform.loaded
+    guard = PatchGuard(origin=platform.target.partition(":")[0].partition(".")[0])
     try:
         live = manifest.create(context)
     except SrvError:
         raise
     except Exception as error:
         raise PlatformUnavailable(
-            found.name,
-            f"{found.distribution} {found.version} failed to start it: {type(error).__name__}: {error}",
-            f"Run `srv platforms` to see what its probe finds; if it looks right, report this to {found.distribution}",
+            platform.name,
+            f"{platform.distribution} {platform.version} failed to start it: {type(error).__name__}: {error}",
+            "Run `srv platforms` to see what its probe finds; if it looks right, report this to"
+            f" {platform.distribution}",
             "create_failed",
         ) from error
     finally:
-        guard.check(found.distribution)
+        guard.check(platform.distribution)
     capabilities = manifest.facts.capabilities(context.device)
-    check_platform(live, found.distribution, name=found.name, api=manifest.api, capabilities=capabilities)
+    check_platform(live, platform.distribution, name=platform.name, api=manifest.api, capabilities=capabilities)
     return live
 
 

@@ -14,7 +14,7 @@ def device_checks(facts: DeviceFacts, memory: Memory, processes: str = "") -> li
     processes: how to list the processes that use the device, as a clause for the remedy ("smi lists them").
     """
     versions = ", ".join(f"{name} {version}" for name, version in sorted(facts.versions.items()))
-    named = f" ({processes})" if processes else ""
+    process_list = f" ({processes})" if processes else ""
     free = memory.free > 0
     return [
         Check("device", True, f"{facts.count} x {facts.name}, {facts.variant}"),
@@ -23,7 +23,7 @@ def device_checks(facts: DeviceFacts, memory: Memory, processes: str = "") -> li
             "memory",
             free,
             f"{memory.free / _GIB:.1f} of {memory.total / _GIB:.1f} GiB free",
-            "" if free else f"Stop the other processes on the device{named}.",
+            "" if free else f"Stop the other processes on the device{process_list}.",
         ),
     ]
 

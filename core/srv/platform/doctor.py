@@ -76,41 +76,43 @@ def run_child(
 
 
 def examine(
-    found: InstalledPlatform, device: DeviceFacts, options: Mapping[str, Any], timeout_s: float = DEFAULT_TIMEOUT_S
+    platform: InstalledPlatform, device: DeviceFacts, options: Mapping[str, Any], timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> tuple[Finding, ...]:
     """Start the platform as a launch would, with a worker's environment; returns the findings of all stages."""
     try:
-        environment = {**os.environ, **worker_environment(found.loaded, device)}
+        environment = {**os.environ, **worker_environment(platform.loaded, device)}
     except Exception as error:  # noqa: BLE001 - a plugin may raise anything; it is reported
         return (
             Finding(
-                "start", "error", f"its worker_env raised {type(error).__name__}: {error}", _report_to_author(found)
+                "start", "error", f"its worker_env raised {type(error).__name__}: {error}", _report_to_author(platform)
             ),
         )
     path = tuple(os.path.abspath(entry) for entry in sys.path)
-    request = FindingRequest(found.name, device, dict(options), path)
+    request = FindingRequest(platform.name, device, dict(options), path)
     with tempfile.TemporaryDirectory(prefix="srv-doctor-") as name:
         folder = Path(name)
         answer = folder / "answer"
         answer.touch()
         arguments = ["-m", "srv.platform.doctor_child", str(answer)]
         exited = run_child(arguments, folder, timeout_s, stdin=msgspec.json.encode(request), environment=environment)
-        lines = [msgspec.json.decode(each, type=FindingLine) for each in answer.read_bytes().splitlines()]
+        lines = [msgspec.json.decode(line, type=FindingLine) for line in answer.read_bytes().splitlines()]
     findings = [line.finding for line in lines if line.finding is not None]
     if exited.text:
-        findings.append(_aborted(found, lines[-1].stage if lines else STAGES[0], exited, timeout_s))
+        findings.append(_aborted(platform, lines[-1].stage if lines else STAGES[0], exited, timeout_s))
     return tuple(findings)
 
 
-def _aborted(found: InstalledPlatform, stage: str, exited: ChildExit, timeout_s: float) -> Finding:
+def _aborted(platform: InstalledPlatform, stage: str, exited: ChildExit, timeout_s: float) -> Finding:
     """The finding for a child that crashed or was killed after the timeout."""
     if exited.status is None:
         detail = f"no answer within {timeout_s:g} s"
-        remedy = f"Allow it more time with --timeout {4 * timeout_s:g}; if it still hangs: {_report_to_author(found)}"
+        remedy = (
+            f"Allow it more time with --timeout {4 * timeout_s:g}; if it still hangs: {_report_to_author(platform)}"
+        )
     else:
-        detail, remedy = f"its process {exited.text}", _report_to_author(found)
+        detail, remedy = f"its process {exited.text}", _report_to_author(platform)
     return Finding(stage, "warning" if stage in NOT_NEEDED else "error", detail, remedy)
 
 
-def _report_to_author(found: InstalledPlatform) -> str:
-    return f"Report this to the maintainer of {found.distribution}."
+def _report_to_author(platform: InstalledPlatform) -> str:
+    return f"Report this to the maintainer of {platform.distribution}."

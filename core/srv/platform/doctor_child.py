@@ -88,10 +88,10 @@ class Examination:
         from srv.platform.registry import find_platforms
 
         capabilities = find_platforms()[self._request.name].loaded.facts.capabilities(self._request.device)
-        name = next((each for each in ("float32", "bfloat16", "float16") if each in capabilities), "float32")
+        name = next((dtype for dtype in ("float32", "bfloat16", "float16") if dtype in capabilities), "float32")
         numbers = torch.arange(SIZE * SIZE).view(SIZE, SIZE)
         left, right = ((numbers % divisor == 0).to(torch.float32) for divisor in (2, 3))
-        on_device = [each.to(self._device, getattr(torch, name)) for each in (left, right)]
+        on_device = [operand.to(self._device, getattr(torch, name)) for operand in (left, right)]
         product = on_device[0] @ on_device[1]
         self._platform.streams(self._device).compute.record().synchronize()
         what = f"a {SIZE} x {SIZE} matrix product in {name}"

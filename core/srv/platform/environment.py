@@ -31,22 +31,28 @@ _LIBRARIES = (".so", ".dylib", ".dll", ".pyd")
 
 def findings(environment: Mapping[str, str], timeout_s: float = IMPORT_TIMEOUT_S) -> list[Finding]:
     """All findings about the environment, including "ok"; takes as long as importing torch does."""
-    found = [*requirements("srv"), *kernels(), *threads(environment, os.cpu_count() or 1)]
+    results = [*requirements("srv"), *kernels(), *threads(environment, os.cpu_count() or 1)]
     if importlib.util.find_spec("torch") is not None:
-        found += [*torch_builds(sys.path), *torch_import(environment, timeout_s)]
-    return found
+        results += [*torch_builds(sys.path), *torch_import(environment, timeout_s)]
+    return results
 
 
 def requirements(distribution: str) -> Iterator[Finding]:
     """Check the distribution's requirements against the installed versions."""
     try:
-        required = [Requirement(each) for each in importlib.metadata.requires(distribution) or ()]
+        required = [Requirement(text) for text in importlib.metadata.requires(distribution) or ()]
     except importlib.metadata.PackageNotFoundError:
         remedy = f"Install it (pip install {distribution}); a bare checkout on PYTHONPATH has no entry points."
         yield Finding("requirements", "error", f"{distribution} is not installed as a distribution", remedy)
         return
-    required = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
-    problems = [problem for each in required if (problem := _requirement_problem(each, distribution)) is not None]
+    required = [
+        requirement
+        for requirement in required
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    ]
+    problems = [
+        problem for requirement in required if (problem := _requirement_problem(requirement, distribution)) is not None
+    ]
     yield from problems
     if not problems:
         yield Finding(
@@ -73,14 +79,14 @@ def kernels() -> Iterator[Finding]:
     spec = importlib.util.find_spec(KERNELS_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return
-    found = [
-        each.name
+    libraries = [
+        path.name
         for folder in spec.submodule_search_locations
-        for each in sorted(Path(folder).rglob("native/*"))
-        if each.suffix in _LIBRARIES
+        for path in sorted(Path(folder).rglob("native/*"))
+        if path.suffix in _LIBRARIES
     ]
-    if found:
-        yield Finding("kernels", "ok", f"srv-kernels has its compiled library {', '.join(found)}")
+    if libraries:
+        yield Finding("kernels", "ok", f"srv-kernels has its compiled library {', '.join(libraries)}")
     else:
         remedy = "Install a C++ compiler (such as g++) and reinstall srv-kernels; its native kernels are faster."
         yield Finding("kernels", "warning", "srv-kernels was built without its compiled library", remedy)
@@ -108,11 +114,15 @@ def threads(environment: Mapping[str, str], processors: int) -> Iterator[Finding
 def torch_builds(path: list[str]) -> Iterator[Finding]:
     """Find more than one torch on the import path: the first is imported, and extensions built for others fail."""
     folders = {Path(entry or ".").resolve() / "torch" for entry in path}
-    folders = {each for each in folders if (each / "__init__.py").is_file()}
-    installed = [each for each in importlib.metadata.distributions() if canonicalize_name(each.name or "") == "torch"]
+    folders = {folder for folder in folders if (folder / "__init__.py").is_file()}
+    installed = [
+        distribution
+        for distribution in importlib.metadata.distributions()
+        if canonicalize_name(distribution.name or "") == "torch"
+    ]
     if len(folders) > 1 or len(installed) > 1:
-        where = ", ".join(sorted(str(each) for each in folders))
-        versions = ", ".join(each.version for each in installed) or "without metadata"
+        where = ", ".join(sorted(str(folder) for folder in folders))
+        versions = ", ".join(distribution.version for distribution in installed) or "without metadata"
         reason = f"there are {max(len(folders), len(installed))} torch builds on the import path ({versions}): {where}"
         yield Finding("torch builds", "warning", reason, "Keep one: uninstall the others, or fix PYTHONPATH.")
 
@@ -163,8 +173,12 @@ def _compare_versions(imported: str, how: str = "") -> Iterator[Finding]:
 def _autoload_finding(exited: ChildExit) -> Finding:
     """The finding for an import that fails only because of backend extensions that torch autoloads."""
     extensions = list(importlib.metadata.entry_points(group=AUTOLOAD_GROUP))
-    named = [each for each in extensions if f"backend extension: {each.name}." in exited.last_line] or extensions
-    packages = " and ".join(sorted({each.dist.name if each.dist is not None else each.name for each in named}))
+    culprits = [
+        extension for extension in extensions if f"backend extension: {extension.name}." in exited.last_line
+    ] or extensions
+    packages = " and ".join(
+        sorted({extension.dist.name if extension.dist is not None else extension.name for extension in culprits})
+    )
     reason = (
         f"import torch {exited.text}: torch loads {packages} automatically (entry-point group {AUTOLOAD_GROUP}), and"
         " that fails, as a backend extension does without its driver"

@@ -86,16 +86,16 @@ class Extensions(Generic[T]):
     def _import_class(self, name: str, member: str, target: str, base: type[Base], *, built_in: bool) -> type[Base]:
         module, _, attribute = target.partition(":")
         try:
-            found: object = getattr(importlib.import_module(module), attribute)
+            cls: object = getattr(importlib.import_module(module), attribute)
         except Exception as error:
             if built_in:
                 raise
             reason = f"importing {target} raised {type(error).__name__}: {error}"
             raise self.error_in(self.provider(name), f"{name}.{member}", reason, "import_failed") from error
-        if not (isinstance(found, type) and issubclass(found, base)):
+        if not (isinstance(cls, type) and issubclass(cls, base)):
             reason = f"{target} is not a subclass of {base.__module__}.{base.__qualname__}"
             raise self.error_in(self.provider(name), f"{name}.{member}", reason)
-        return found
+        return cls
 
     def error_in(self, distribution: str, member: str, reason: str, code: str = "contract") -> PluginError:
         """A fault of an object of a distribution."""
@@ -107,11 +107,11 @@ class Extensions(Generic[T]):
         return f"{self._page} says what {_with_article(self.noun)} consists of"
 
     def _entry(self, name: str, *, taken: bool = False) -> Entry | None:
-        found = [entry for entry in entries(self.group) if entry.name == name]
-        owners = [entry.distribution for entry in found] + (["srv"] if taken and found else [])
+        matches = [entry for entry in entries(self.group) if entry.name == name]
+        owners = [entry.distribution for entry in matches] + (["srv"] if taken and matches else [])
         if len(owners) > 1:
             raise contested(f"{self.noun} {name}", owners)
-        return found[0] if found else None
+        return matches[0] if matches else None
 
 
 def contested(what: str, owners: list[str], claimed: str = "this name") -> PluginError:

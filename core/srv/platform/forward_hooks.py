@@ -46,32 +46,34 @@ def read_hooks(text: str) -> list[WantedHook]:
     entries: object = json.loads(text)
     if not isinstance(entries, list):
         raise ValueError("it must be a JSON list")
-    wanted = []
+    hooks = []
     for number, entry in enumerate(entries):
         where = f"entry {number}"
         if not isinstance(entry, dict):
             raise ValueError(f"{where} must be an object")
         for key, value in entry.items():
             if key not in _KEYS:
-                known = ", ".join(_KEYS)
-                raise ValueError(f"{where} has the key {key!r}, which is none of {known}")
+                keys = ", ".join(_KEYS)
+                raise ValueError(f"{where} has the key {key!r}, which is none of {keys}")
             if not isinstance(value, _KEYS[key]):
                 raise ValueError(f"{key} of {where} must be of type {_KEYS[key].__name__}")
         modules = entry.get("target_modules", [])
-        if "hook" not in entry or not modules or not all(isinstance(each, str) for each in modules):
+        if "hook" not in entry or not modules or not all(isinstance(module, str) for module in modules):
             raise ValueError(f"{where} needs hook, and target_modules with the names of modules")
         if entry["hook"] not in HOOKS.names():
             offered = ", ".join(HOOKS.names()) or "none"
             raise ValueError(f"no installed package has a forward hook called {entry['hook']!r} (installed: {offered})")
-        wanted.append(WantedHook(entry["hook"], tuple(modules), entry.get("config", {})))
-    return wanted
+        hooks.append(WantedHook(entry["hook"], tuple(modules), entry.get("config", {})))
+    return hooks
 
 
-def make_hook(wanted: WantedHook) -> AfterModule:
+def make_hook(hook_request: WantedHook) -> AfterModule:
     """The function of a wanted hook. Raises PluginError if its package is at fault."""
-    hook = HOOKS.find(wanted.hook)
+    hook = HOOKS.find(hook_request.hook)
     assert hook is not None
-    made = HOOKS.call(wanted.hook, "make", hook.make, wanted.config)
-    if not callable(made):
-        raise HOOKS.error_in(HOOKS.provider(wanted.hook), f"{wanted.hook}.make", f"returned {made!r}, no function")
-    return made
+    function = HOOKS.call(hook_request.hook, "make", hook.make, hook_request.config)
+    if not callable(function):
+        raise HOOKS.error_in(
+            HOOKS.provider(hook_request.hook), f"{hook_request.hook}.make", f"returned {function!r}, no function"
+        )
+    return function

@@ -26,13 +26,13 @@ class LoadedExtension(NamedTuple):
     extension: object
 
 
-def load_all(group: str, found: Sequence[Entry]) -> tuple[LoadedExtension, ...]:
-    """Load every extension of a group, in the order of `found`. Raises the PluginError of the first that fails.
+def load_all(group: str, entries: Sequence[Entry]) -> tuple[LoadedExtension, ...]:
+    """Load every extension of a group, in the order of `entries`. Raises the PluginError of the first that fails.
 
     Each is loaded as manifests are: its import may neither import torch nor patch `srv`.
     """
-    loaded = [extension.plugin for extension in _Extensions(group, found)]
-    return tuple(LoadedExtension(entry, extension) for entry, extension in zip(found, loaded, strict=True))
+    loaded = [extension.plugin for extension in _Extensions(group, entries)]
+    return tuple(LoadedExtension(entry, extension) for entry, extension in zip(entries, loaded, strict=True))
 
 
 class _CheckedEntryPoint(EntryPoint):
@@ -45,8 +45,8 @@ class _CheckedEntryPoint(EntryPoint):
 
 
 class _Extensions(ExtensionManager[Any]):
-    def __init__(self, group: str, found: Sequence[Entry]) -> None:
-        self._found = [_checked(entry) for entry in found]
+    def __init__(self, group: str, entries: Sequence[Entry]) -> None:
+        self._found = [_checked(entry) for entry in entries]
         super().__init__(group, on_load_failure_callback=_raise)
 
     def list_entry_points(self) -> list[EntryPoint]:
@@ -54,9 +54,9 @@ class _Extensions(ExtensionManager[Any]):
 
 
 def _checked(entry: Entry) -> _CheckedEntryPoint:
-    made = _CheckedEntryPoint(entry.name, entry.value, entry.group)
-    vars(made).update(origin=entry)  # entry points refuse assignments
-    return made
+    entry_point = _CheckedEntryPoint(entry.name, entry.value, entry.group)
+    vars(entry_point).update(origin=entry)  # entry points refuse assignments
+    return entry_point
 
 
 def _raise(manager: ExtensionManager[Any], entry_point: EntryPoint, error: BaseException) -> None:

@@ -43,14 +43,14 @@ class HookPlugin:
         """The plugin's implementation, called with keywords; None if it has none."""
         return self._callers.get(hook)
 
-    def call(self, hook: str, **given: Any) -> Any:
+    def call(self, hook: str, **arguments: Any) -> Any:
         """The result of a hook that is called before anything is served; None if it is not implemented.
 
         Whatever it raises becomes a PluginError, except a Refusal.
         """
         caller = self.caller(hook)
         try:
-            return None if caller is None else caller(**given)
+            return None if caller is None else caller(**arguments)
         except Refusal:
             raise  # a plugin refuses the values of its arguments, with its own remedy
         except (Exception, SystemExit) as error:
@@ -129,34 +129,34 @@ def _observe(hook: str, callers: Sequence[tuple[HookPlugin, Callable[..., Any]]]
 
 def hook_plugins() -> tuple[HookPlugin, ...]:
     """The installed plugins, loaded once per process. Raises the PluginError of the first that cannot be used."""
-    found = entries(HOOK_GROUP)
-    return _load(found, tuple(sys.path)) if found else ()
+    hook_entries = entries(HOOK_GROUP)
+    return _load(hook_entries, tuple(sys.path)) if hook_entries else ()
 
 
 @functools.lru_cache(maxsize=1)
-def _load(found: tuple[Entry, ...], import_path: tuple[str, ...]) -> tuple[HookPlugin, ...]:
+def _load(entries_: tuple[Entry, ...], import_path: tuple[str, ...]) -> tuple[HookPlugin, ...]:
     """Cached per import path. If a plugin cannot be used, nothing is cached."""
-    return load(found)
+    return load(entries_)
 
 
-def load(found: tuple[Entry, ...]) -> tuple[HookPlugin, ...]:
+def load(entries_: tuple[Entry, ...]) -> tuple[HookPlugin, ...]:
     """These plugins, made anew. Raises the PluginError of the first that cannot be used."""
     from srv.platform.found_by_stevedore import load_all  # slow to import; most installations have no such plugin
 
     owners: dict[str, list[str]] = {}
-    for entry in found:
+    for entry in entries_:
         owners.setdefault(entry.name, []).append(entry.distribution)
     for name, claiming in owners.items():
         if len(claiming) > 1:
             raise contested(f"hooks plugin {name}", claiming)
     try:
-        loaded = load_all(HOOK_GROUP, found)
+        loaded = load_all(HOOK_GROUP, entries_)
     except PluginError as error:
         if error.code != "impure":
             raise
         remedy = "Move that import into the hook that needs it"
         raise PluginError(error.distribution, error.member, error.reason, remedy, error.code) from error
-    return tuple(_registered(each.entry, each.extension) for each in loaded)
+    return tuple(_registered(extension.entry, extension.extension) for extension in loaded)
 
 
 def _registered(entry: Entry, plugin: Any) -> HookPlugin:
@@ -173,7 +173,7 @@ def _registered(entry: Entry, plugin: Any) -> HookPlugin:
             raise _error(entry.distribution, entry.value, reason) from error
     manager = pluggy.PluginManager("srv")
     manager.add_hookspecs(hooks)
-    known = tuple(name for name in vars(manager.hook) if not name.startswith("_"))
+    hook_names = tuple(name for name in vars(manager.hook) if not name.startswith("_"))
     try:
         manager.register(plugin, entry.name)
     except pluggy.PluginValidationError as error:
@@ -181,27 +181,29 @@ def _registered(entry: Entry, plugin: Any) -> HookPlugin:
     try:
         manager.check_pending()
     except pluggy.PluginValidationError as error:
-        reason = f"{error}; the hooks of this version of srv are {', '.join(sorted(known))}"
+        reason = f"{error}; the hooks of this version of srv are {', '.join(sorted(hook_names))}"
         raise _error(entry.distribution, entry.name, reason, "unknown_member") from error
-    made = HookPlugin(entry, manager)
-    _check_implementations(made, plugin, manager, known)
-    return made
+    hook_plugin = HookPlugin(entry, manager)
+    _check_implementations(hook_plugin, plugin, manager, hook_names)
+    return hook_plugin
 
 
-def _check_implementations(made: HookPlugin, plugin: Any, manager: pluggy.PluginManager, known: Sequence[str]) -> None:
+def _check_implementations(
+    hook_plugin: HookPlugin, plugin: Any, manager: pluggy.PluginManager, hooks: Sequence[str]
+) -> None:
     """Refuse what pluggy accepts, but `srv` would never call or await."""
-    for name in known:
+    for name in hooks:
         implementations = getattr(manager.hook, name).get_hookimpls()
         if not implementations and callable(getattr(plugin, name, None)):
-            raise made.error(name, "is not marked with srv.hooks.hookimpl")
-        for each in implementations:
-            if each.wrapper or each.hookwrapper:
-                raise made.error(name, "wraps other implementations, of which there are none", "signature")
-            if any(check(each.function) for check in _NOT_CALLED_AT_ONCE):
-                raise made.error(name, "is asynchronous or a generator; hooks are plain functions", "signature")
-    if not made.hooks:
+            raise hook_plugin.error(name, "is not marked with srv.hooks.hookimpl")
+        for implementation in implementations:
+            if implementation.wrapper or implementation.hookwrapper:
+                raise hook_plugin.error(name, "wraps other implementations, of which there are none", "signature")
+            if any(check(implementation.function) for check in _NOT_CALLED_AT_ONCE):
+                raise hook_plugin.error(name, "is asynchronous or a generator; hooks are plain functions", "signature")
+    if not hook_plugin.hooks:
         reason = "implements no hook: no function that srv.hooks.hookimpl marks has the name of one"
-        raise _error(made.distribution, made.name, reason)
+        raise _error(hook_plugin.distribution, hook_plugin.name, reason)
 
 
 def _error(distribution: str, member: str, reason: str, code: str = "contract") -> PluginError:

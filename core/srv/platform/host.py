@@ -16,13 +16,13 @@ def versions(*distributions: str) -> dict[str, str]:
     """The versions of the given distributions; those that are not installed are left out."""
     from importlib import metadata  # imported only when a probe runs
 
-    found: dict[str, str] = {}
+    versions_: dict[str, str] = {}
     for name in distributions:
         try:
-            found[name] = metadata.version(name)
+            versions_[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions_
 
 
 def is_installed(package: str) -> bool:

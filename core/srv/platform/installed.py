@@ -43,10 +43,10 @@ class Entry(NamedTuple):
     def load(self) -> Any:
         """Import the object that the entry point names; raises what the import raises."""
         module, _, attribute = self.value.partition(":")
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for part in attribute.split(".") if attribute else ():
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value
 
 
 def entries(group: str) -> tuple[Entry, ...]:
@@ -77,14 +77,14 @@ def _from_metadata() -> Iterator[Entry]:
     from importlib.metadata import distributions
 
     seen: set[str] = set()
-    for found in distributions():
-        if found.name is None or (key := _SEPARATORS.sub("_", found.name).lower()) in seen:
+    for distribution in distributions():
+        if distribution.name is None or (key := _SEPARATORS.sub("_", distribution.name).lower()) in seen:
             continue
         seen.add(key)
-        requires = _of_srv(found.requires or ())
-        for each in found.entry_points:
-            value = each.value.partition("[")[0].strip()
-            yield Entry(each.group, each.name, value, found.name, found.version, requires)
+        requires = _of_srv(distribution.requires or ())
+        for entry_point in distribution.entry_points:
+            value = entry_point.value.partition("[")[0].strip()
+            yield Entry(entry_point.group, entry_point.name, value, distribution.name, distribution.version, requires)
 
 
 def _from_folders(import_path: tuple[str, ...]) -> Iterator[Entry]:
@@ -124,7 +124,14 @@ def _parse_entry_points(text: str, header: str, folder: str) -> Iterator[Entry]:
 
 def _of_srv(requirements: Iterable[str]) -> str:
     """The first of these requirements that is of srv, and not of an extra; "" if none is."""
-    return next((each for each in requirements if _ON_SRV.match(each) and "extra" not in each.partition(";")[2]), "")
+    return next(
+        (
+            requirement
+            for requirement in requirements
+            if _ON_SRV.match(requirement) and "extra" not in requirement.partition(";")[2]
+        ),
+        "",
+    )
 
 
 def _read_text(path: str) -> str:

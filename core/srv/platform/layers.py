@@ -26,12 +26,12 @@ def layer_kinds(layers: Sequence[AttentionLayer], model: ModelFacts) -> tuple[La
 
     A window or chunk that is not shorter than the context hides nothing: such a layer is one with full attention here.
     """
-    found: dict[AttentionLayer, list[int]] = {}
+    numbers_by_kind: dict[AttentionLayer, list[int]] = {}
     for number, layer in zip(_numbers(len(layers), model), layers, strict=True):
         window = layer.window if layer.window is not None and layer.window < model.context_length else None
         chunk = layer.chunk if layer.chunk is not None and layer.chunk < model.context_length else None
-        found.setdefault(dataclasses.replace(layer, index=0, window=window, chunk=chunk), []).append(number)
-    return tuple(LayerKind(layer, tuple(numbers)) for layer, numbers in found.items())
+        numbers_by_kind.setdefault(dataclasses.replace(layer, index=0, window=window, chunk=chunk), []).append(number)
+    return tuple(LayerKind(layer, tuple(numbers)) for layer, numbers in numbers_by_kind.items())
 
 
 def unsupported_layers(kinds: Iterable[LayerKind], why: Callable[[AttentionLayer], str | None]) -> tuple[str, ...]:

@@ -45,11 +45,11 @@ def processors(node: int, root: Path = NODES) -> frozenset[int]:
 
 def parse_list(text: str) -> frozenset[int]:
     """The numbers of a list of the kernel, such as "0-2,5"."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
 
 
 def why_unfit(node: int, root: Path = NODES) -> str | None:
@@ -58,8 +58,10 @@ def why_unfit(node: int, root: Path = NODES) -> str | None:
     if not nodes:
         return f"this host shows no NUMA nodes ({root})"
     if node not in nodes:
-        listed = ", ".join(map(str, nodes))
-        return f"there is no NUMA node {node}; this host has {'the node' if len(nodes) == 1 else 'the nodes'} {listed}"
+        node_list = ", ".join(map(str, nodes))
+        return (
+            f"there is no NUMA node {node}; this host has {'the node' if len(nodes) == 1 else 'the nodes'} {node_list}"
+        )
     usable = os.sched_getaffinity(0)
     if not processors(node, root) & usable:
         return f"this process may use none of the processors of NUMA node {node}, only {shown(usable)}"
@@ -103,10 +105,10 @@ def shown(numbers: Collection[int]) -> str:
 
 
 def _ranges(ascending: Iterable[int]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for number in ascending:
-        if found and found[-1][1] == number - 1:
-            found[-1] = (found[-1][0], number)
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
         else:
-            found.append((number, number))
-    return found
+            ranges.append((number, number))
+    return ranges

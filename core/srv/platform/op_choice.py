@@ -40,9 +40,9 @@ def argument_names(specs: Iterable[OpSpec], op: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(argument_name(spec.name) for spec in specs if spec.op == op))
 
 
-def not_named(op: str, implementation: str, named: Mapping[str, str]) -> str | None:
-    """Why an implementation cannot be chosen, if an argument names another; `named`: values of `NAMED_BY`, by op."""
-    value = named.get(op, AUTO)
+def not_named(op: str, implementation: str, named_ops: Mapping[str, str]) -> str | None:
+    """Why an implementation cannot be chosen, if an argument names another. `named_ops`: values of `NAMED_BY`."""
+    value = named_ops.get(op, AUTO)
     return None if value in (AUTO, argument_name(implementation)) else f"{NAMED_BY[op]} is {value}"
 
 

@@ -25,18 +25,18 @@ def implementations(
 
     `targets`: callables of the live platform, by op and name.
     """
-    given = targets or {}
+    added_targets = targets or {}
     return tuple(
         OpImpl(
             spec.op,
             spec.name,
             partial(_supports, spec, device),
-            given.get((spec.op, spec.name), spec.target),
+            added_targets.get((spec.op, spec.name), spec.target),
             spec.batch_invariant,
             spec.rounds,
         )
         for spec in specs
-        if spec.target or (spec.op, spec.name) in given
+        if spec.target or (spec.op, spec.name) in added_targets
     )
 
 

@@ -32,14 +32,14 @@ def cards(vendor: int, root: Path = ROOT, classes: tuple[int, ...] = (DISPLAY, A
 
     root: the folder that has `sys`, for tests.
     """
-    found: list[PciCard] = []
+    found_cards: list[PciCard] = []
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
         card = PciCard(
             folder.name, _number(folder / "vendor"), _number(folder / "device"), _number(folder / "class") >> 16
         )
         if card.vendor == vendor and card.product >= 0 and card.base_class in classes:
-            found.append(card)
-    return tuple(found)
+            found_cards.append(card)
+    return tuple(found_cards)
 
 
 def _number(file: Path) -> int:

@@ -39,19 +39,21 @@ class _ChildOutput:
     imported: bool
 
 
-def probe_all(found: Mapping[str, InstalledPlatform], timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[str, ProbeResult]:
+def probe_all(
+    platforms: Mapping[str, InstalledPlatform], timeout_s: float = DEFAULT_TIMEOUT_S
+) -> dict[str, ProbeResult]:
     """Probe several platforms in parallel; takes as long as the slowest probe, at most about `timeout_s`."""
-    if not found:
+    if not platforms:
         return {}
-    with ThreadPoolExecutor(max_workers=len(found), thread_name_prefix="probe") as pool:
-        results = pool.map(lambda each: probe(each, timeout_s), found.values())
-        return dict(zip(found, results, strict=True))
+    with ThreadPoolExecutor(max_workers=len(platforms), thread_name_prefix="probe") as pool:
+        results = pool.map(lambda platform: probe(platform, timeout_s), platforms.values())
+        return dict(zip(platforms, results, strict=True))
 
 
-def probe(found: InstalledPlatform, timeout_s: float = DEFAULT_TIMEOUT_S) -> ProbeResult:
+def probe(platform: InstalledPlatform, timeout_s: float = DEFAULT_TIMEOUT_S) -> ProbeResult:
     """Probe one platform. Never raises because of the plugin."""
-    if found.manifest is None:
-        error = found.error
+    if platform.manifest is None:
+        error = platform.error
         reason = (
             "it has no manifest" if error is None else f"refused when it was loaded: {error.member}: {error.reason}"
         )
@@ -65,13 +67,13 @@ def probe(found: InstalledPlatform, timeout_s: float = DEFAULT_TIMEOUT_S) -> Pro
     finally:
         os.close(write_end)
     try:
-        _send(process, found, timeout_s)
+        _send(process, platform, timeout_s)
         output = _read_output(process, read_end, time.monotonic() + timeout_s)
         status = None if output.timed_out or output.answer else _exit_status(process)
     finally:
         os.close(read_end)
         _kill(process)
-    return _result(found, output, status, timeout_s)
+    return _result(platform, output, status, timeout_s)
 
 
 def _start(write_end: int) -> subprocess.Popen[bytes]:
@@ -87,10 +89,10 @@ def _start(write_end: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _send(process: subprocess.Popen[bytes], found: InstalledPlatform, timeout_s: float) -> None:
+def _send(process: subprocess.Popen[bytes], platform: InstalledPlatform, timeout_s: float) -> None:
     assert process.stdin is not None
     path = tuple(os.path.abspath(entry) for entry in sys.path)
-    request = ProbeRequest(found.name, found.distribution, found.target, timeout_s, path)
+    request = ProbeRequest(platform.name, platform.distribution, platform.target, timeout_s, path)
     # BrokenPipeError: the child has already died; its exit status is reported.
     with suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(msgspec.json.encode(request))
@@ -140,8 +142,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.stderr.close()
 
 
-def _result(found: InstalledPlatform, output: _ChildOutput, status: int | None, timeout_s: float) -> ProbeResult:
-    report = f"Report this to the maintainer of {found.distribution}, or uninstall it"
+def _result(platform: InstalledPlatform, output: _ChildOutput, status: int | None, timeout_s: float) -> ProbeResult:
+    report = f"Report this to the maintainer of {platform.distribution}, or uninstall it"
     if output.timed_out and not output.imported:
         return ProbeResult(
             False,

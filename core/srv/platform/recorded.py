@@ -115,12 +115,12 @@ def read(version: str) -> Interface:
 def compare(old: Interface, new: Interface) -> tuple[Change, ...]:
     """All differences, by group and member. Of a class that only one version has, every member is listed."""
     before, after = _groups(old), _groups(new)
-    found: list[Change] = []
+    changes: list[Change] = []
     for group in sorted({*before, *after}, key=lambda name: (name not in {*old.classes, *new.classes}, name)):
-        found += _changes(group, before.get(group, {}), after.get(group, {}))
+        changes += _changes(group, before.get(group, {}), after.get(group, {}))
         if group in old.classes and group in new.classes:
-            found += _moved(group, old.classes[group].fields, new.classes[group].fields)
-    return tuple(found)
+            changes += _moved(group, old.classes[group].fields, new.classes[group].fields)
+    return tuple(changes)
 
 
 def _changes(group: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Change]:
@@ -135,44 +135,44 @@ def _changes(group: str, before: Mapping[str, str], after: Mapping[str, str]) ->
 
 def _moved(group: str, before: Sequence[Field], after: Sequence[Field]) -> Iterator[Change]:
     """A field with another position: values that are passed by position would become those of other fields."""
-    positions = [{each.name: index for index, each in enumerate(fields)} for fields in (before, after)]
+    positions = [{field.name: index for index, field in enumerate(fields)} for fields in (before, after)]
     if any(positions[1].get(name, index) != index for name, index in positions[0].items()):
-        before_text, after_text = (f"{_POSITIONS}: {', '.join(each)}" for each in positions)
+        before_text, after_text = (f"{_POSITIONS}: {', '.join(position)}" for position in positions)
         yield Change(group, "changed", _POSITIONS, before_text, after_text)
 
 
 def _groups(interface: Interface) -> dict[str, _Members]:
     """Each member of each group as a text: a line of the declaration."""
-    groups = {name: _members(each) for name, each in interface.classes.items()}
+    groups = {name: _members(cls) for name, cls in interface.classes.items()}
     for member, capability in interface.optional.items():
         groups["Platform"][member] += f" (needed only with the capability {capability})"
     for name, value in interface.constants.items():
-        named = {name: value} if isinstance(value, str) else value
-        groups[CONSTANT.format(name)] = {key: f"{key} = {text}" if text else key for key, text in named.items()}
+        members = {name: value} if isinstance(value, str) else value
+        groups[CONSTANT.format(name)] = {key: f"{key} = {text}" if text else key for key, text in members.items()}
     groups[ALIASES] = {name: f"{name} = {text}" for name, text in interface.aliases.items()}
     groups[ENTRY_POINTS] = {name: name for name in interface.entry_points}
     return groups
 
 
-def _members(found: Class) -> _Members:
-    bases = f"({', '.join(found.bases)})" if found.bases else ""
-    members = {_KIND: f"{found.kind}{bases} in {found.module}"}
-    members |= {each.name: str(each) for each in found.fields}
-    members |= {name: f"{name}: {type_}, a property" for name, type_ in found.properties.items()}
-    members |= {name: _signature(name, method) for name, method in found.methods.items()}
+def _members(cls: Class) -> _Members:
+    bases = f"({', '.join(cls.bases)})" if cls.bases else ""
+    members = {_KIND: f"{cls.kind}{bases} in {cls.module}"}
+    members |= {field.name: str(field) for field in cls.fields}
+    members |= {name: f"{name}: {type_}, a property" for name, type_ in cls.properties.items()}
+    members |= {name: _signature(name, method) for name, method in cls.methods.items()}
     return members
 
 
 def _signature(name: str, method: Method) -> str:
     """The declaration of a method, as Python writes it."""
     shown: list[str] = []
-    kinds = [each.kind for each in method.parameters]
-    for index, each in enumerate(method.parameters):
-        if each.kind == "keyword-only" and not {"keyword-only", "variadic positional"} & set(kinds[:index]):
+    kinds = [parameter.kind for parameter in method.parameters]
+    for index, parameter in enumerate(method.parameters):
+        if parameter.kind == "keyword-only" and not {"keyword-only", "variadic positional"} & set(kinds[:index]):
             shown.append("*")
-        star = {"variadic positional": "*", "variadic keyword": "**"}.get(each.kind, "")
-        shown.append(star + _declared(each.name, each.type, each.default))
-        if each.kind == "positional-only" and "positional-only" not in kinds[index + 1 :]:
+        star = {"variadic positional": "*", "variadic keyword": "**"}.get(parameter.kind, "")
+        shown.append(star + _declared(parameter.name, parameter.type, parameter.default))
+        if parameter.kind == "positional-only" and "positional-only" not in kinds[index + 1 :]:
             shown.append("/")
     return f"{name}({', '.join(shown)})" + (f" -> {method.returns}" if method.returns else "")
 

@@ -148,7 +148,7 @@ def _load_backend(name: str, entry_points: list[Entry]) -> BackendSpec:
 
 def checked_backend(entry_point: Entry) -> ProvidedBackend:
     """The backend of an entry point. PluginError if it is faulty, or if another one of the platform has its name."""
-    same = [each for each in entries(entry_point.group) if each.name == entry_point.name]
+    same = [entry for entry in entries(entry_point.group) if entry.name == entry_point.name]
     if len(same) > 1:
         raise _duplicate_error(f"backend {entry_point.name}", same)
     distribution, family = entry_point.distribution, entry_point.group.removeprefix(f"{BACKEND_GROUP}.")
@@ -162,11 +162,11 @@ def checked_backend(entry_point: Entry) -> ProvidedBackend:
             "Name the entry point <platform>.<backend>",
         )
     owner = find_platforms().get(platform)
-    own = () if owner is None or owner.manifest is None else owner.manifest.facts.backends.get(family, ())
-    if owner is not None and name in (each.name for each in own):
+    specs = () if owner is None or owner.manifest is None else owner.manifest.facts.backends.get(family, ())
+    if owner is not None and name in (spec.name for spec in specs):
         both, remedy = f"{owner.distribution} and {distribution}", f"Uninstall {distribution}, or rename its backend"
         raise PluginError(both, f"backend {entry_point.name}", "both claim this name", remedy, "contested")
-    values = {each.name: getattr(spec, each.name) for each in fields(BackendSpec)}
+    values = {field.name: getattr(spec, field.name) for field in fields(BackendSpec)}
     return ProvidedBackend(**values, provider=_provider(entry_point))
 
 
@@ -206,10 +206,10 @@ def load(entry_point: Entry) -> object:
     distribution = entry_point.distribution
     if entry_point.module in sys.modules:  # nothing is imported, so that no code of the plugin could patch core
         try:
-            known: object = entry_point.load()
+            extension: object = entry_point.load()
         except Exception as error:
             raise _import_error(distribution, entry_point.value, error) from error
-        return known
+        return extension
     guard = PatchGuard(origin=entry_point.module.partition(".")[0])
     try:
         with ImportWall() as wall:
