@@ -19,7 +19,7 @@ FAULTS = (
     Fault(
         name="resumed-requests-stay-suspended",
         file="core/srv/sched/scheduler.py",
-        text="            known.suspended = False\n",
+        text="            request_.suspended = False\n",
         planted="            pass\n",
         effect="A request whose mask was slow once never ends.",
         tests=(f"{_ENGINE}::test_other_streams_go_on_while_a_slow_mask_is_made",),

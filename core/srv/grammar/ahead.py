@@ -42,14 +42,14 @@ class Progress:
 
     def accept(self, tokens: Sequence[int]) -> bool:
         """The output has these tokens more. False if the grammar does not allow one of them."""
-        known = 0
-        while known < min(len(tokens), len(self.ahead)) and tokens[known] == self.ahead[known]:
-            known += 1
-        del self.ahead[:known]
-        if known == len(tokens):
+        count = 0
+        while count < min(len(tokens), len(self.ahead)) and tokens[count] == self.ahead[count]:
+            count += 1
+        del self.ahead[:count]
+        if count == len(tokens):
             return True
         self.ahead, self._mask = [], None
-        return self.matcher.accept(tokens[known:])
+        return self.matcher.accept(tokens[count:])
 
     def known_mask(self, words: int) -> npt.NDArray[np.int32] | None:
         """The mask of the next token, int32 [words]; None if the backend has to make it."""
@@ -81,19 +81,19 @@ def next_masks(backend: GrammarBackend, outputs: Sequence[Progress], end_tokens:
     masks = np.empty((len(outputs), backend.words), dtype=np.int32)
     missing = []
     for index, output in enumerate(outputs):
-        known = output.known_mask(backend.words)
-        if known is None:
+        mask = output.known_mask(backend.words)
+        if mask is None:
             missing.append(index)
         else:
-            masks[index] = known
+            masks[index] = mask
     if missing:
-        made = masks if len(missing) == len(outputs) else np.empty((len(missing), backend.words), dtype=np.int32)
+        rows = masks if len(missing) == len(outputs) else np.empty((len(missing), backend.words), dtype=np.int32)
         needed = [outputs[index] for index in missing]
-        fill_needed(backend, needed, made)
-        _mark_stuck(needed, made, end_tokens)
-        if made is not masks:
-            masks[missing] = made
-        _look_ahead(backend, needed, made, end_tokens)
+        fill_needed(backend, needed, rows)
+        _mark_stuck(needed, rows, end_tokens)
+        if rows is not masks:
+            masks[missing] = rows
+        _look_ahead(backend, needed, rows, end_tokens)
     return masks
 
 
@@ -114,18 +114,18 @@ def _look_ahead(backend: GrammarBackend, outputs: Sequence[Progress], masks: Mas
             if output.jumps and output.look_ahead(forced, mask) and not output.time.timed:
                 going.append(output)
         masks = np.empty((len(going), backend.words), dtype=np.int32)
-        made = budget.fill(backend, going, masks)
-        outputs, masks = going[:made], masks[:made]
+        count = budget.fill(backend, going, masks)
+        outputs, masks = going[:count], masks[:count]
         _mark_stuck(outputs, masks, end_tokens)
 
 
 def only_tokens(masks: Masks) -> list[int | None]:
     """The token of each mask that allows a single one; None for the others."""
     used = masks != 0
-    found: list[int | None] = [None] * len(masks)
+    tokens: list[int | None] = [None] * len(masks)
     for row in np.flatnonzero(np.count_nonzero(used, axis=1) == 1).tolist():
         word = int(used[row].argmax())
         bits = int(masks[row, word]) & 0xFFFFFFFF
         if bits & (bits - 1) == 0:
-            found[row] = 32 * word + bits.bit_length() - 1
-    return found
+            tokens[row] = 32 * word + bits.bit_length() - 1
+    return tokens

@@ -17,21 +17,21 @@ def whole(pattern: str, anything: str = "") -> str:
     """The pattern of the whole texts in which `pattern` is found. `anything`: matches any text; "": none comes before
     or after what the pattern matches. Raises GrammarError for an anchor that is not at an end of an alternative.
     """
-    found = [_without_anchors(parts, pattern, anything) for parts in _alternatives(pattern)]
-    return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})"
+    patterns = [_without_anchors(parts, pattern, anything) for parts in _alternatives(pattern)]
+    return patterns[0] if len(patterns) == 1 else f"(?:{'|'.join(patterns)})"
 
 
 def _alternatives(pattern: str) -> list[list[str]]:
     """The parts of each alternative: escapes, sets, parentheses, anchors, and the texts between them."""
-    found: list[list[str]] = [[]]
+    alternatives: list[list[str]] = [[]]
     depth = 0
     for part in _PARTS.findall(pattern):
         depth += (part == "(") - (part == ")")
         if part == "|" and depth == 0:
-            found.append([])
+            alternatives.append([])
         else:
-            found[-1].append(part)
-    return found
+            alternatives[-1].append(part)
+    return alternatives
 
 
 def _without_anchors(parts: list[str], pattern: str, anything: str) -> str:

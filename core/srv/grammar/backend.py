@@ -88,12 +88,12 @@ class GrammarBackend(Protocol):
 
 def token_bytes(vocabulary: Vocabulary, vocab_size: int) -> list[bytes]:
     """The bytes of the token ids below `vocab_size`; none for those that the vocabulary lacks."""
-    found: list[bytes] = []
+    tokens: list[bytes] = []
     begin = 0
     for length in vocabulary.lengths[:vocab_size]:
-        found.append(vocabulary.data[begin : begin + length])
+        tokens.append(vocabulary.data[begin : begin + length])
         begin += length
-    return found + [b""] * (vocab_size - len(found))
+    return tokens + [b""] * (vocab_size - len(tokens))
 
 
 def mask_of(tokens: Sequence[int], words: int) -> npt.NDArray[np.int32]:

@@ -52,18 +52,18 @@ def _rounded(node: Node) -> bool:
 
 def _conjoined(schema: object, nodes: Sequence[Any]) -> list[Node]:
     """The schemas that a value may have to follow at once with these; alternatives count as if all had to hold."""
-    found: dict[int, Node] = {}
+    conjuncts: dict[int, Node] = {}
     waiting = [node for node in nodes if isinstance(node, Mapping)]
     while waiting:
         node = waiting.pop()
-        if id(node) in found:
+        if id(node) in conjuncts:
             continue
-        found[id(node)] = node
-        alone = len(nodes) == 1 and len(found) == 1 and set(node) - ANNOTATIONS in ({"$ref"}, {"anyOf"}, {"oneOf"})
-        parts = [] if alone else [each for name in COMBINING - {"$ref"} for each in node.get(name, ())]
+        conjuncts[id(node)] = node
+        alone = len(nodes) == 1 and len(conjuncts) == 1 and set(node) - ANNOTATIONS in ({"$ref"}, {"anyOf"}, {"oneOf"})
+        parts = [] if alone else [part for name in COMBINING - {"$ref"} for part in node.get(name, ())]
         parts += [referred(schema, node["$ref"])] if "$ref" in node and not alone else []
         waiting += [part for part in parts if isinstance(part, Mapping)]
-    return list(found.values())
+    return list(conjuncts.values())
 
 
 def _pinched(nodes: Sequence[Node], schema: object, depth: int = 8) -> bool:

@@ -81,9 +81,9 @@ def main() -> int:
 
 def _check(backend: GrammarBackend, spacing: JsonSpacing, end_tokens: Sequence[int], content: bytes) -> GrammarReply:
     try:
-        asked = msgspec.msgpack.decode(content, type=GrammarSource)
-        compiled = functools.lru_cache(maxsize=1)(lambda each: _compiled(backend, each, spacing))
-        source, left_out = relaxed(asked, compiled)
+        request = msgspec.msgpack.decode(content, type=GrammarSource)
+        compiled = functools.lru_cache(maxsize=1)(lambda grammar_text: _compiled(backend, grammar_text, spacing))
+        source, left_out = relaxed(request, compiled)
         text, new = compiled(source)
         slow = try_out(backend, new, end_tokens)
     except GrammarError as error:
@@ -95,7 +95,7 @@ def _check(backend: GrammarBackend, spacing: JsonSpacing, end_tokens: Sequence[i
     except Exception as error:  # noqa: BLE001 - a fault ends one request, not the process that others wait for
         traceback.print_exc()
         return GrammarReply(refused=f"it cannot be checked: {type(error).__name__}: {error_clause(str(error))}")
-    return GrammarReply(text, left_out=tuple(dict.fromkeys((*asked.left_out, *left_out))), slow=slow)
+    return GrammarReply(text, left_out=tuple(dict.fromkeys((*request.left_out, *left_out))), slow=slow)
 
 
 def _compiled(

@@ -40,7 +40,7 @@ def decimal_multiples_pattern(divisor: Decimal, low: Decimal, high: Decimal) -> 
         return None
     places = len(f"{divisor:f}".partition(".")[2])
     unit = int(step * 10**places)
-    return _either(*(_written(unit * each, places) for each in range(first, last + 1)))
+    return _either(*(_written(unit * multiple, places) for multiple in range(first, last + 1)))
 
 
 def _written(units: int, places: int) -> str:

@@ -86,7 +86,7 @@ class ExactWriter:
         keywords = [name for name in node if name not in ANNOTATIONS]
         if keywords in (["$ref"], ["anyOf"]):
             several = node["anyOf"] if "anyOf" in node else [self._referred(node)]
-            return " | ".join(self._rule(each) for each in several if each is not False)
+            return " | ".join(self._rule(branch) for branch in several if branch is not False)
         if "const" in node or "enum" in node or COMBINING & set(keywords):
             return self._combined(node)
         _only(keywords, ("type", *(field for fields in _FIELDS.values() for field in fields)), "a number")
@@ -95,12 +95,12 @@ class ExactWriter:
 
     def _combined(self, node: Mapping[str, Any]) -> str:
         """The values of a schema that lists them, or the alternatives of one that combines others."""
-        found = self._alternatives.of(node)
-        if not found:
+        alternatives = self._alternatives.of(node)
+        if not alternatives:
             raise EmptyGrammar("its parts exclude each other")
         if COMBINING.isdisjoint(node):
-            return " | ".join(lark_text(dump(value)) for value in found[0]["enum"])
-        return " | ".join(map(self._rule, found))
+            return " | ".join(lark_text(dump(value)) for value in alternatives[0]["enum"])
+        return " | ".join(map(self._rule, alternatives))
 
     def _typed(self, node: Mapping[str, Any], kind: str) -> str:
         if not any(name in node for name in _FIELDS.get(kind, ())):
@@ -133,12 +133,12 @@ class ExactWriter:
         names = list(dict.fromkeys([*properties, *required]))
         self._objects += 1
         name = f"object_{self._objects}"
-        possible = [each for each in names if self._is_possible(properties.get(each, more))]
-        if missing := [each for each in required if each not in possible]:
+        possible = [key for key in names if self._is_possible(properties.get(key, more))]
+        if missing := [key for key in required if key not in possible]:
             raise EmptyGrammar(f"the property {missing[0][:40]!r} is required, and has no value")
         places = [
-            (f"{lark_text(dump(each))} {self._after_name(properties.get(each, more))}", each in required)
-            for each in possible
+            (f"{lark_text(dump(key))} {self._after_name(properties.get(key, more))}", key in required)
+            for key in possible
         ]
         rest = first = '""'
         if more is not False:
@@ -194,10 +194,10 @@ class ExactWriter:
         return large
 
     def _referred(self, node: Mapping[str, Any]) -> object:
-        found = referred(self._schema, node["$ref"])
-        if not isinstance(found, dict | bool):
+        target = referred(self._schema, node["$ref"])
+        if not isinstance(target, dict | bool):
             refuse(f"beside the reference {node['$ref'][:40]!r}")
-        return found
+        return target
 
 
 def _number_patterns(node: Mapping[str, Any], kind: str) -> list[str]:
@@ -205,12 +205,12 @@ def _number_patterns(node: Mapping[str, Any], kind: str) -> list[str]:
     divisor = exact(node.get("multipleOf", 1))
     if kind == "integer" or ("multipleOf" in node and divisor == int(divisor)):
         return _integer_patterns(node)
-    found = _decimal_patterns(node)
+    patterns = _decimal_patterns(node)
     if "multipleOf" not in node:
-        return found
+        return patterns
     sides = [[exact(node[name]) for name in names if name in node] for names in (BOUNDS[::2], BOUNDS[1::2])]
     multiples = decimal_multiples_pattern(divisor, max(sides[0]), min(sides[1])) if all(sides) else None
-    return [*found, multiples or refuse(f"with 'multipleOf' {str(divisor)[:40]}, unless few multiples are allowed")]
+    return [*patterns, multiples or refuse(f"with 'multipleOf' {str(divisor)[:40]}, unless few multiples are allowed")]
 
 
 def _integer_patterns(node: Mapping[str, Any]) -> list[str]:
@@ -229,16 +229,16 @@ def _integer_patterns(node: Mapping[str, Any]) -> list[str]:
 
 
 def _decimal_patterns(node: Mapping[str, Any]) -> list[str]:
-    found = [f"-?{integer_pattern(0, None)}{ANY_FRACTION}"]
+    patterns = [f"-?{integer_pattern(0, None)}{ANY_FRACTION}"]
     low, high = (exact(node[name]) if name in node else None for name in ("minimum", "maximum"))
     above, under = (exact(node[name]) if name in node else None for name in ("exclusiveMinimum", "exclusiveMaximum"))
     for least in (low, above):
         for most in (high, under):
             _check_order(least, most)
-    found += [] if low is None else [at_least(low)]
-    found += [] if above is None else [at_least(above, above=True)]
-    found += [] if high is None else [at_most(high)]
-    return found + ([] if under is None else [at_most(under, below=True)])
+    patterns += [] if low is None else [at_least(low)]
+    patterns += [] if above is None else [at_least(above, above=True)]
+    patterns += [] if high is None else [at_most(high)]
+    return patterns + ([] if under is None else [at_most(under, below=True)])
 
 
 def _check_order(low: Decimal | int | None, high: Decimal | int | None) -> None:
@@ -249,8 +249,8 @@ def _check_order(low: Decimal | int | None, high: Decimal | int | None) -> None:
 def _other_names(names: Sequence[str]) -> str:
     """A terminal of all names in JSON but these."""
     anything = r'/"([^"\\\x00-\x1F\x7F]|\\["\\\/bfnrt])*"/'
-    listed = " | ".join(lark_text(dump(name)) for name in names)
-    return f"{anything} & ~({listed})" if names else anything
+    quoted = " | ".join(lark_text(dump(name)) for name in names)
+    return f"{anything} & ~({quoted})" if names else anything
 
 
 def _only(keywords: Sequence[str], allowed: Sequence[str], beside: str) -> None:

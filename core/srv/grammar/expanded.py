@@ -78,14 +78,14 @@ def _property(node: Node, name: str) -> Any:
 
 def nodes_of(schema: object) -> list[Node]:
     """The schemas in a schema, the outer ones first."""
-    found: list[Node] = []
+    nodes: list[Node] = []
     waiting = [schema]
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
-            found.append(node)
+            nodes.append(node)
             waiting += [part for part, _ in below(node, "")]
-    return found
+    return nodes
 
 
 def _inward(reference: str) -> bool:
@@ -99,8 +99,8 @@ def _keywords(node: Mapping[str, Any]) -> set[str]:
 
 
 def types_of(node: Mapping[str, Any]) -> list[str]:
-    stated = node.get("type", list(TYPES))
-    return list(stated) if isinstance(stated, list) else [stated]
+    kinds = node.get("type", list(TYPES))
+    return list(kinds) if isinstance(kinds, list) else [kinds]
 
 
 def listed(node: Mapping[str, Any]) -> list[Any] | None:
@@ -116,11 +116,11 @@ def _values(node: object) -> list[Any] | None:
         simple: Mapping[str, list[Any]] = {"boolean": [True, False], "null": [None]}
         types = types_of(node)
         return [value for name in types for value in simple[name]] if set(types) <= set(simple) else None
-    found: dict[str, Any] = {}
+    by_key: dict[str, Any] = {}
     for value in values:
         if has_type(value, types_of(node)):
-            found.setdefault(same_key(value), value)
-    return list(found.values())
+            by_key.setdefault(same_key(value), value)
+    return list(by_key.values())
 
 
 def same_key(value: object) -> str:
@@ -128,9 +128,9 @@ def same_key(value: object) -> str:
 
     def plain(part: Any) -> Any:
         if isinstance(part, list):
-            return [plain(each) for each in part]
+            return [plain(element) for element in part]
         if isinstance(part, dict):
-            return {name: plain(each) for name, each in part.items()}
+            return {name: plain(member) for name, member in part.items()}
         return int(part) if isinstance(part, float) and part.is_integer() else part
 
     return json.dumps(plain(value), sort_keys=True)
@@ -174,9 +174,9 @@ def _exclude_types(node: Node, excluded: Sequence[str]) -> None:
     if "integer" in excluded and "number" in types and "number" not in excluded:
         return  # numbers that are no integers have no name
     gone = {*excluded, *(("integer",) if "number" in excluded or "number" in types else ())}
-    kept = [name for name in types if name not in gone]
-    if kept:
-        _replace(node, ("not",), type=kept if len(kept) > 1 else kept[0])
+    remaining = [name for name in types if name not in gone]
+    if remaining:
+        _replace(node, ("not",), type=remaining if len(remaining) > 1 else remaining[0])
     else:
         node["not"] = True
 
@@ -188,10 +188,10 @@ def _exclude(node: Node, excluded: list[Any]) -> None:
     if values is not None:
         _leave(node, ("not", "const"), [value for value in values if same_key(value) not in keys])
     elif node.get("type") == "integer" and "enum" not in node and "const" not in node:
-        _exclude_integers(node, sorted({int(each) for each in excluded if has_type(each, ("integer",))}))
+        _exclude_integers(node, sorted({int(value) for value in excluded if has_type(value, ("integer",))}))
     elif node.get("type") == "string" and not _keywords(node) & {"enum", "const", "pattern", "format"}:
-        texts = [each for each in excluded if isinstance(each, str)]
-        if len(texts) <= MAX_TEXTS and all(len(each) <= MAX_TEXT for each in texts):
+        texts = [value for value in excluded if isinstance(value, str)]
+        if len(texts) <= MAX_TEXTS and all(len(text) <= MAX_TEXT for text in texts):
             _replace(node, ("not",), **({"pattern": f"^{other_texts(texts)}$"} if texts else {}))
 
 
@@ -212,14 +212,14 @@ def _exclude_integers(node: Node, excluded: list[int]) -> None:
     borders: list[int | None] = [None, *excluded, None]
     ranges: list[Node] = []
     for before, after in pairwise(borders):
-        lows = [each for each in (low, None if before is None else before + 1) if each is not None]
-        highs = [each for each in (high, None if after is None else after - 1) if each is not None]
+        lows = [bound for bound in (low, None if before is None else before + 1) if bound is not None]
+        highs = [bound for bound in (high, None if after is None else after - 1) if bound is not None]
         if not (lows and highs and max(lows) > min(highs)):
             bounds = ({"minimum": max(lows)} if lows else {}) | ({"maximum": min(highs)} if highs else {})
             ranges.append({"type": "integer", **bounds})
     rest = {name: node[name] for name in _keywords(node) - {"not", "type", *BOUNDS}}
     if ranges:
-        _replace(node, tuple(_keywords(node)), anyOf=[{**rest, **each} for each in ranges])
+        _replace(node, tuple(_keywords(node)), anyOf=[{**rest, **interval} for interval in ranges])
     else:
         node["not"] = True
 
@@ -255,13 +255,13 @@ def _expand_unique(node: Node, schema: object) -> None:
         del node["uniqueItems"]
         return
     values = _finite(node.get("items"), schema)
-    known = _keywords(node) <= {"type", "items", "uniqueItems", "minItems", "maxItems", *_CONTAINS}
-    if values is None or not known or node.get("type") != "array":
+    is_plain = _keywords(node) <= {"type", "items", "uniqueItems", "minItems", "maxItems", *_CONTAINS}
+    if values is None or not is_plain or node.get("type") != "array":
         return
     sizes = range(int(node.get("minItems", 0)), min(len(values), int(len(values) if most is None else most)) + 1)
     if sum(perm(len(values), size) for size in sizes) > MAX_ARRAYS:
         return
-    arrays = [list(each) for size in sizes for each in permutations(values, size)]
+    arrays = [list(permutation) for size in sizes for permutation in permutations(values, size)]
     if "contains" in node:
         contained = values if _is_any(node["contains"]) else _finite(node["contains"], schema)
         if contained is None:
@@ -280,7 +280,7 @@ def _finite(node: object, schema: object, depth: int = 0) -> list[Any] | None:
     if keywords == {"$ref"}:
         return _finite(referred(schema, node["$ref"]), schema, depth + 1)
     if keywords == {"anyOf"}:
-        several = [_finite(each, schema, depth + 1) for each in node["anyOf"]]
+        several = [_finite(branch, schema, depth + 1) for branch in node["anyOf"]]
         every = [value for values in several for value in values or []]
         return None if None in several else list({same_key(value): value for value in every}.values())
     if node.get("type") == "integer" and keywords <= {"type", *BOUNDS}:
@@ -304,8 +304,8 @@ def _expand_contains(node: Node) -> None:
     if least == 0 and most == inf:
         _replace(node, _CONTAINS)
         return
-    known = _keywords(node) <= {"type", "items", "minItems", "maxItems", *_CONTAINS}
-    if not known or node.get("type") != "array" or not (isinstance(items, dict) or items is True):
+    is_plain = _keywords(node) <= {"type", "items", "minItems", "maxItems", *_CONTAINS}
+    if not is_plain or node.get("type") != "array" or not (isinstance(items, dict) or items is True):
         return
     shortest, longest = int(node.get("minItems", 0)), node.get("maxItems", inf)
     if _is_any(contained) or contained == items:  # each element does
@@ -337,12 +337,12 @@ def _both_values(items: object, contained: Any) -> Any:
     """The elements that follow both schemas."""
     if _is_any(items) or not isinstance(items, dict):
         return contained
-    wanted, stated = _values(contained), _values(items)
-    if wanted is not None and stated is not None:
-        keys = set(map(same_key, stated))
-        return {"enum": [value for value in wanted if same_key(value) in keys]}
-    if wanted is not None and _keywords(items) == {"type"}:
-        return {"enum": [value for value in wanted if has_type(value, types_of(items))]}
+    contained_values, item_values = _values(contained), _values(items)
+    if contained_values is not None and item_values is not None:
+        keys = set(map(same_key, item_values))
+        return {"enum": [value for value in contained_values if same_key(value) in keys]}
+    if contained_values is not None and _keywords(items) == {"type"}:
+        return {"enum": [value for value in contained_values if has_type(value, types_of(items))]}
     return {"allOf": [items, contained]}
 
 
@@ -387,7 +387,7 @@ def _expand_cases(node: Node) -> None:
     cases, dependent = _conditional(base, node), _dependent(node)
     if cases is None or dependent is None:
         return
-    cases = [case for each in cases for case in _depending(each, dependent)]
+    cases = [case for conjunct in cases for case in _depending(conjunct, dependent)]
     if not cases or len(cases) * len(json.dumps(node)) > MAX_SIZE:
         return
     if len(cases) == 1:
@@ -398,12 +398,12 @@ def _expand_cases(node: Node) -> None:
 
 def _dependent(node: Node) -> dict[str, list[Any]] | None:
     """What holds if a property is there, by its name; None for too many."""
-    found: dict[str, list[Any]] = {}
+    requirements: dict[str, list[Any]] = {}
     for name, names in node.get("dependentRequired", {}).items():
-        found.setdefault(name, []).append({"required": names})
+        requirements.setdefault(name, []).append({"required": names})
     for name, schema in node.get("dependentSchemas", {}).items():
-        found.setdefault(name, []).append(schema)
-    return found if len(found) <= MAX_TRIGGERS else None
+        requirements.setdefault(name, []).append(schema)
+    return requirements if len(requirements) <= MAX_TRIGGERS else None
 
 
 def _depending(base: Node, dependent: Mapping[str, list[Any]]) -> list[Node]:
@@ -422,14 +422,14 @@ def _depending(base: Node, dependent: Mapping[str, list[Any]]) -> list[Node]:
 
 def _conditional(base: Node, node: Node) -> list[Node] | None:
     """The cases of `if` where it says which values one property has; None if it says something else."""
-    asked, then, other = node.get("if", True), node.get("then", True), node.get("else", True)
-    if isinstance(asked, bool):
-        return [_both(base, then if asked else other)]
-    properties = asked.get("properties", {})
-    if not _keywords(asked) <= {"properties", "required", "type"} or asked.get("type", "object") != "object":
+    condition, then, other = node.get("if", True), node.get("then", True), node.get("else", True)
+    if isinstance(condition, bool):
+        return [_both(base, then if condition else other)]
+    properties = condition.get("properties", {})
+    if not _keywords(condition) <= {"properties", "required", "type"} or condition.get("type", "object") != "object":
         return None
     name = next(iter(properties), None)
-    required = asked.get("required", [])
+    required = condition.get("required", [])
     if len(properties) != 1 or not set(required) <= {name} or not isinstance(base.get("properties"), dict):
         return None
     sides = _sides(base["properties"].get(name), properties[name])
@@ -445,21 +445,21 @@ def _conditional(base: Node, node: Node) -> list[Node] | None:
     return cases
 
 
-def _sides(stated: object, asked: object) -> tuple[Node | None, Node | None] | None:
+def _sides(property_schema: object, condition: object) -> tuple[Node | None, Node | None] | None:
     """The schema of a property with the values that are asked for, and with all others; None where it has no such."""
-    wanted = _values(asked)
-    if wanted is None or not isinstance(stated, dict):
+    condition_values = _values(condition)
+    if condition_values is None or not isinstance(property_schema, dict):
         return None
-    keys = set(map(same_key, wanted))
-    values = _values(stated)
+    keys = set(map(same_key, condition_values))
+    values = _values(property_schema)
     if values is not None:
         yes = [value for value in values if same_key(value) in keys]
         no = [value for value in values if same_key(value) not in keys]
         return ({"enum": yes} if yes else None), ({"enum": no} if no else None)
-    if _keywords(stated) != {"type"}:
+    if _keywords(property_schema) != {"type"}:
         return None
-    yes = [value for value in wanted if has_type(value, types_of(stated))]
-    rest: Node = {**stated, "not": {"enum": wanted}}
+    yes = [value for value in condition_values if has_type(value, types_of(property_schema))]
+    rest: Node = {**property_schema, "not": {"enum": condition_values}}
     _expand_not(rest)
     return None if "not" in rest else (({"enum": yes} if yes else None), rest)
 
@@ -499,7 +499,7 @@ def _with_property(node: Node, name: str, schema: Node) -> Node:
 
 def _without_property(node: Node, name: str) -> Node:
     first = _first(node)
-    properties = {each: value for each, value in first.get("properties", {}).items() if each != name}
+    properties = {key: value for key, value in first.get("properties", {}).items() if key != name}
     closed = first.get("additionalProperties", True) is False and "patternProperties" not in first
     return _changed(node, properties=properties if closed else {**properties, name: False})
 

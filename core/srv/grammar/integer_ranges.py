@@ -10,7 +10,7 @@ def integer_pattern(low: int | None, high: int | None) -> str:
     parts: list[str] = []
     if low is None or low < 0:
         smallest, largest = (1 if high is None or high >= 0 else -high), (None if low is None else -low)
-        parts += [f"-{each}" for each in _naturals(smallest, largest)]
+        parts += [f"-{natural}" for natural in _naturals(smallest, largest)]
     if high is None or high >= 0:
         parts += _naturals(0 if low is None else max(low, 0), high)
     return f"({'|'.join(parts)})"
@@ -62,5 +62,5 @@ def multiples_pattern(divisor: int, low: int | None, high: int | None) -> str | 
     endings = [f"{ending:0{digits}d}" for ending in range(0, 10**digits, divisor)] if digits else [""]
     end = f"({'|'.join(endings)})" + "0" * zeros
     small = [str(ending) for ending in range(0, 10**digits, divisor) if ending]  # shorter than `digits`
-    parts = ["0", f"[1-9][0-9]*{end}", *(f"{each}{'0' * zeros}" for each in small)]
+    parts = ["0", f"[1-9][0-9]*{end}", *(f"{multiple}{'0' * zeros}" for multiple in small)]
     return f"-?({'|'.join(parts)})"

@@ -55,10 +55,10 @@ def write_sets(schema: object) -> None:
             }
 
 
-def _rust_set(found: re.Match[str]) -> str:
-    inside = found["set"]
+def _rust_set(match: re.Match[str]) -> str:
+    inside = match["set"]
     if inside is None or re.search(r"\\[pP]", inside):
-        return found.group()
+        return match.group()
     ranges = _merged(_ranges(inside.removeprefix("^")))
     if inside.startswith("^"):
         ranges = _without([(0, _LAST)], ranges)
@@ -66,26 +66,26 @@ def _rust_set(found: re.Match[str]) -> str:
     if controls and not all(quoted):
         ranges = _without(ranges, [(0, 0)])
     elif inside not in ("", "^") and not re.search(r"\[|&&|--|~~", inside):
-        return found.group()
+        return match.group()
     if not ranges:
         raise GrammarError("a set of a pattern is empty, so that no text matches")
     return f"[{''.join(map(_written, ranges))}]"
 
 
-def _part(found: re.Match[str]) -> str:
-    if found["any"]:
+def _part(match: re.Match[str]) -> str:
+    if match["any"]:
         return _NOT_ESCAPED
-    if found["set"] is not None:
-        return _set(found["set"])
-    if found["text"]:
-        text = found["text"]
+    if match["set"] is not None:
+        return _set(match["set"])
+    if match["text"]:
+        text = match["text"]
         return _literal(text) if _is_escaped(text) else text
-    name = found["escape"][1]
+    name = match["escape"][1]
     if name in "dDwWsS":
-        return _set(found["escape"])
+        return _set(match["escape"])
     if name in "bB123456789":
-        return found["escape"]  # the library says that it has none
-    return _literal(_character(found["escape"]))
+        return match["escape"]  # the library says that it has none
+    return _literal(_character(match["escape"]))
 
 
 def _character(escape: str) -> str:
@@ -134,7 +134,7 @@ def _set(inside: str) -> str:
 
 
 def _ranges(inside: str) -> Iterator[Range]:
-    parts = [found.group() for found in _IN_SET.finditer(inside)]
+    parts = [match.group() for match in _IN_SET.finditer(inside)]
     at = 0
     while at < len(parts):
         low = _members(parts[at])
@@ -165,22 +165,22 @@ def _members(part: str) -> Sequence[Range]:
 
 
 def _merged(ranges: Iterator[Range] | Sequence[Range]) -> list[Range]:
-    found: list[Range] = []
+    merged: list[Range] = []
     for low, high in sorted(ranges):
-        if found and low <= found[-1][1] + 1:
-            found[-1] = found[-1][0], max(high, found[-1][1])
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = merged[-1][0], max(high, merged[-1][1])
         else:
-            found.append((low, high))
-    return found
+            merged.append((low, high))
+    return merged
 
 
 def _without(ranges: Sequence[Range], gone: Sequence[Range]) -> list[Range]:
     """The rest of ranges in order."""
-    found = list(ranges)
+    rest = list(ranges)
     for low, high in gone:
-        cut = [((first, min(last, low - 1)), (max(first, high + 1), last)) for first, last in found]
-        found = [(first, last) for pair in cut for first, last in pair if first <= last]
-    return found
+        cut = [((first, min(last, low - 1)), (max(first, high + 1), last)) for first, last in rest]
+        rest = [(first, last) for pair in cut for first, last in pair if first <= last]
+    return rest
 
 
 def _written(characters: Range) -> str:

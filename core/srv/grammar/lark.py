@@ -13,5 +13,5 @@ def lark_text(text: str) -> str:
 
 def lark_pattern(pattern: str) -> str:
     """A regular expression as a literal of Lark."""
-    escaped = re.sub(r"(\\.)|/", lambda found: found.group(1) or r"\/", pattern, flags=re.DOTALL)
+    escaped = re.sub(r"(\\.)|/", lambda match: match.group(1) or r"\/", pattern, flags=re.DOTALL)
     return f"/{escaped}/"

@@ -73,17 +73,17 @@ class _Tokens:
         return self._split(data[: self.most_bytes])
 
     def _split_now(self, data: bytes) -> list[int]:
-        found: list[int] = []
+        text_tokens: list[int] = []
         begin = 0
         while begin < len(data):
             for end in range(min(len(data), begin + self._longest.get(data[begin], 0)), begin, -1):
                 if (token := self._ids.get(data[begin:end])) is not None:
-                    found.append(token)
+                    text_tokens.append(token)
                     begin = end
                     break
             else:
                 break  # the vocabulary lacks this byte
-        return found
+        return text_tokens
 
 
 class LlguidanceMatcher:
@@ -97,11 +97,11 @@ class LlguidanceMatcher:
     def accept(self, tokens: Sequence[int]) -> bool:
         if self._refused:
             return False
-        taken = self.native.try_consume_tokens(list(tokens))
-        if taken == len(tokens):
+        count = self.native.try_consume_tokens(list(tokens))
+        if count == len(tokens):
             return True
         error = self.native.get_error()
-        self._refused = _clause(error) if error else f"the grammar does not allow token {tokens[taken]} there"
+        self._refused = _clause(error) if error else f"the grammar does not allow token {tokens[count]} there"
         return False
 
     @property
@@ -168,13 +168,13 @@ class LlguidanceBackend:
         return lambda: LlguidanceMatcher(first.deep_copy())
 
     def fill(self, matchers: Sequence[LlguidanceMatcher], masks: Masks) -> None:
-        asked = [(matcher.native, row) for row, matcher in enumerate(matchers) if not matcher.failure]
+        pending = [(matcher.native, row) for row, matcher in enumerate(matchers) if not matcher.failure]
         begin, size = masks.ctypes.data, masks.shape[1] * 4
-        if self._executor is None or len(asked) == 1:
-            for native, row in asked:
+        if self._executor is None or len(pending) == 1:
+            for native, row in pending:
                 native.unsafe_compute_mask_ptr(begin + row * size, size)
         else:
-            self._executor.unsafe_compute_mask_ptr(asked, begin, size, masks.shape[0])
+            self._executor.unsafe_compute_mask_ptr(pending, begin, size, masks.shape[0])
         for row, matcher in enumerate(matchers):
             if matcher.failure:  # the output ends, and is invalid
                 masks[row] = self._only_end
@@ -210,7 +210,7 @@ def _json_grammar(text: str, options: dict[str, Any]) -> str:
 def _lark(text: str, options: dict[str, Any]) -> str:
     """A Lark grammar, or EBNF with a rule `root` translated to it. `options`: of the JSON schemas in it."""
     try:
-        return str(any_to_lark(with_schemas(text, lambda each: within_lark(_json_schema(each), options))))
+        return str(any_to_lark(with_schemas(text, lambda schema: within_lark(_json_schema(schema), options))))
     except GrammarError:
         raise
     except RecursionError:

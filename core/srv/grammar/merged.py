@@ -42,31 +42,31 @@ class Alternatives:
         if id(node) not in self._known:
             self._known[id(node)] = node, None
             self._known[id(node)] = node, self._find(node)
-        found = self._known[id(node)][1]
-        if found is None:
+        alternatives = self._known[id(node)][1]
+        if alternatives is None:
             refuse("in a schema that contains itself at the same place")
-        return found
+        return alternatives
 
     def _find(self, node: Node) -> list[Node]:
         flat = {name: value for name, value in node.items() if name not in ANNOTATIONS | COMBINING}
         base = self._finished(flat)
-        found = [] if base is None else [base]
+        alternatives = [] if base is None else [base]
         if "$ref" in node:
             target = referred(self._root, node["$ref"])
             if not isinstance(target, dict | bool):
                 refuse(f"beside the reference {node['$ref'][:40]!r}")
-            found = self._cross(found, self.of(target))
-        for each in node.get("allOf", ()):
-            found = self._cross(found, self.of(each))
+            alternatives = self._cross(alternatives, self.of(target))
+        for part in node.get("allOf", ()):
+            alternatives = self._cross(alternatives, self.of(part))
         if "anyOf" in node:
-            found = self._cross(found, [one for each in node["anyOf"] for one in self.of(each)])
+            alternatives = self._cross(alternatives, [one for branch in node["anyOf"] for one in self.of(branch)])
         if "oneOf" in node:
-            several = [self._cross(found, self.of(each)) for each in node["oneOf"]]
+            several = [self._cross(alternatives, self.of(branch)) for branch in node["oneOf"]]
             for left, right in combinations(several, 2):
                 if not all(_disjoint(one, other) for one in left for other in right):
                     refuse("in a oneOf whose alternatives may overlap")
-            found = [one for each in several for one in each]
-        return found
+            alternatives = [one for group in several for one in group]
+        return alternatives
 
     def _cross(self, left: Sequence[Node], right: Sequence[Node]) -> list[Node]:
         if len(left) * len(right) > MAX_ALTERNATIVES:
@@ -78,17 +78,17 @@ class Alternatives:
         """What follows both; None if nothing does."""
         if not left or not right:
             return left or right
-        found = {**left, **right}
+        merged = {**left, **right}
         for name in left.keys() & right.keys():
             if name not in _NAMED and left[name] != right[name]:
-                found[name] = self._combined(name, left[name], right[name])
-        if any(name in each for each in (left, right) for name in _NAMED):
-            found |= self._properties(left, right)
+                merged[name] = self._combined(name, left[name], right[name])
+        if any(name in side for side in (left, right) for name in _NAMED):
+            merged |= self._properties(left, right)
         if ("enum" in left or "const" in left) and ("enum" in right or "const" in right):
             keys = {same_key(value) for value in listed(right) or ()}
-            found.pop("const", None)
-            found["enum"] = [value for value in listed(left) or () if same_key(value) in keys]
-        return self._finished(found)
+            merged.pop("const", None)
+            merged["enum"] = [value for value in listed(left) or () if same_key(value) in keys]
+        return self._finished(merged)
 
     def _combined(self, name: str, left: Any, right: Any) -> Any:
         if name in _LARGEST or name in _SMALLEST:
@@ -112,9 +112,9 @@ class Alternatives:
         if "patternProperties" in left or "patternProperties" in right:
             refuse("in an allOf with patternProperties")
         names = dict.fromkeys([*left.get("properties", {}), *right.get("properties", {})])
-        found = {name: self._both(_property(left, name), _property(right, name)) for name in names}
+        properties = {name: self._both(_property(left, name), _property(right, name)) for name in names}
         rest = self._both(left.get("additionalProperties", True), right.get("additionalProperties", True))
-        return {"properties": found} | ({} if rest is True else {"additionalProperties": rest})
+        return {"properties": properties} | ({} if rest is True else {"additionalProperties": rest})
 
     def _both(self, left: Any, right: Any) -> Any:
         if left is False or right is False:
@@ -148,13 +148,13 @@ def write_exclusive(schema: object) -> None:
     nodes = nodes_of(schema)
     if any("/oneOf" in node.get("$ref", "") for node in nodes):
         return
-    alternatives, kept = Alternatives(schema), list[Node]()
+    alternatives, keep_alive = Alternatives(schema), list[Node]()
     for node in nodes:
         if "oneOf" in node and "anyOf" not in node:
-            asked = {"oneOf": node["oneOf"]}
-            kept.append(asked)  # it is known by its identity
+            exclusive = {"oneOf": node["oneOf"]}
+            keep_alive.append(exclusive)  # it is known by its identity
             with suppress(GrammarError):  # they may overlap, or are not known to exclude each other
-                alternatives.of(asked)
+                alternatives.of(exclusive)
                 node["anyOf"] = node.pop("oneOf")
 
 
@@ -167,10 +167,10 @@ def _property(node: Node, name: str) -> Any:
 
 
 def _common_types(left: Any, right: Any) -> Any:
-    ours, theirs = ([each] if isinstance(each, str) else each for each in (left, right))
-    found = [name for name in ours if name in theirs or (name == "integer" and "number" in theirs)]
-    found += [name for name in theirs if name == "integer" and "number" in ours and "integer" not in found]
-    return found[0] if len(found) == 1 else found
+    ours, theirs = ([kinds] if isinstance(kinds, str) else kinds for kinds in (left, right))
+    common = [name for name in ours if name in theirs or (name == "integer" and "number" in theirs)]
+    common += [name for name in theirs if name == "integer" and "number" in ours and "integer" not in common]
+    return common[0] if len(common) == 1 else common
 
 
 def _within(value: object, node: Mapping[str, Any]) -> bool:
@@ -220,7 +220,7 @@ def _told_apart(left: Node, right: Node) -> bool:
         both = name in left.get("required", ()) and name in right.get("required", ())
         lists = [listed(side) if isinstance(side, dict) else None for side in sides]
         if both and None not in lists:
-            keys = [{same_key(value) for value in each or ()} for each in lists]
+            keys = [{same_key(value) for value in values or ()} for values in lists]
             if not keys[0] & keys[1]:
                 return True
     return False

@@ -154,12 +154,12 @@ def _json_pattern(source: GrammarSource, spacing: JsonSpacing) -> str:
         schema = parsed_schema(source.text, _ENFORCED.formats)
         check_enforced(schema, _ENFORCED, "outlines")
         _rewrite(schema)
-        found: str = build_regex_from_schema(json.dumps(schema), spacing.pattern_of(source, DEFAULT_SPACING))
+        pattern: str = build_regex_from_schema(json.dumps(schema), spacing.pattern_of(source, DEFAULT_SPACING))
     except (TypeError, ValueError, OSError) as error:  # the first: of a number that the library cannot read
         raise GrammarError(error_clause(str(error))) from None
     except RecursionError:
         raise GrammarError("it is nested too deeply") from None
-    return found
+    return pattern
 
 
 def _rewrite(schema: object) -> None:

@@ -66,8 +66,8 @@ def best() -> str:
 
     Those of other distributions are used when they are asked for.
     """
-    found = sorted(filter(installed, BUILT_IN.values()), key=lambda facts: -facts.priority)
-    return found[0].name if found else GRAMMAR_OFF
+    backends = sorted(filter(installed, BUILT_IN.values()), key=lambda facts: -facts.priority)
+    return backends[0].name if backends else GRAMMAR_OFF
 
 
 def make(name: str, context: GrammarContext) -> GrammarBackend:
@@ -80,5 +80,5 @@ def make(name: str, context: GrammarContext) -> GrammarBackend:
 
         return third_party.make(facts, context)
     module, _, function = facts.target.partition(":")
-    made: Callable[[GrammarContext], GrammarBackend] = getattr(importlib.import_module(module), function)
-    return made(context)
+    factory: Callable[[GrammarContext], GrammarBackend] = getattr(importlib.import_module(module), function)
+    return factory(context)

@@ -67,10 +67,10 @@ def _relaxed_schema(source: GrammarSource, check: Callable[[GrammarSource], obje
         raise
     except GrammarError:
         _check_schema(source.text)
-        found = _enforceable(load(source.text), check)
-        if found is None:
+        result = _enforceable(load(source.text), check)
+        if result is None:
             raise
-    return Relaxed(msgspec.structs.replace(source, text=dump(found[0])), found[1])
+    return Relaxed(msgspec.structs.replace(source, text=dump(result[0])), result[1])
 
 
 def _check_schema(text: str) -> None:
@@ -119,8 +119,8 @@ def _enforceable(schema: object, check: Callable[[GrammarSource], object]) -> tu
             break
         dropped.append(part)
         if works(dropped):
-            for each in dropped[:-1]:  # which of them were not at fault?
-                rest = [other for other in dropped if other != each]
+            for keyword in dropped[:-1]:  # which of them were not at fault?
+                rest = [other for other in dropped if other != keyword]
                 dropped = rest if trials > 0 and works(rest) else dropped
             names = tuple(name if value is None else f"{name} {value}" for name, value in dropped)
             left = _without(schema, dropped)
@@ -130,16 +130,16 @@ def _enforceable(schema: object, check: Callable[[GrammarSource], object]) -> tu
 
 def _parts(schema: object) -> list[tuple[str, object]]:
     """What may be left out: keywords, and formats and patterns each on its own."""
-    found: dict[tuple[str, object], None] = {}
+    keywords: dict[tuple[str, object], None] = {}
     waiting = [schema]
     while waiting:
         node = waiting.pop()
         if isinstance(node, dict):
             for name, value in node.items():
                 if name not in _KEPT:
-                    found[name, value if name in ("format", "pattern") else None] = None
+                    keywords[name, value if name in ("format", "pattern") else None] = None
             waiting += _inside(node)
-    return list(found)
+    return list(keywords)
 
 
 def _inside(node: Mapping[str, Any]) -> list[object]:

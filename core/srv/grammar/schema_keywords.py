@@ -104,11 +104,11 @@ def check_shapes(schema: object) -> None:
                     f"a schema is an object or a boolean, not {str(node)[:40]!r} at {place or 'its root'}"
                 )
             continue
-        for said, (keywords, is_right) in _SHAPES.items():
+        for shape, (keywords, is_right) in _SHAPES.items():
             for name in keywords:
                 if name in node and not is_right(node[name]):
                     where = f" at {place}" if place else ""
-                    raise GrammarError(f"{name!r} is {said}, not {str(node[name])[:40]!r}{where}")
+                    raise GrammarError(f"{name!r} is {shape}, not {str(node[name])[:40]!r}{where}")
         waiting += below(node, place)
 
 
@@ -210,14 +210,14 @@ def referred(schema: object, reference: str) -> object:
     """What a reference within a schema, such as #/$defs/a, stands for; None if it is of another form."""
     if reference == "#":
         return schema
-    found = schema if reference.startswith("#/") else None
+    target = schema if reference.startswith("#/") else None
     for part in reference.split("/")[1:]:
         key = unquote(part).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
+        if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+            target = target[int(key)]
         else:
-            found = found.get(key) if isinstance(found, Mapping) else None
-    return found
+            target = target.get(key) if isinstance(target, Mapping) else None
+    return target
 
 
 def _unenforced(node: object, enforced: EnforcedKeywords) -> str | None:
@@ -240,9 +240,9 @@ def _unenforced(node: object, enforced: EnforcedKeywords) -> str | None:
     if "format" in node and node["format"] not in enforced.formats | ANNOTATION_FORMATS:
         return f"the format {str(node['format'])[:40]!r}"
     properties = node.get("properties")
-    listed = properties if isinstance(properties, Mapping) else {}
+    listed_properties = properties if isinstance(properties, Mapping) else {}
     required = node.get("required")
-    unlisted = [name for name in required if name not in listed] if isinstance(required, list) else []
+    unlisted = [name for name in required if name not in listed_properties] if isinstance(required, list) else []
     return f"that the property {str(unlisted[0])[:40]!r} is required, which `properties` lacks" if unlisted else None
 
 
@@ -259,8 +259,8 @@ def _unwritten(node: Mapping[str, Any], float_text: Callable[[float], str]) -> s
 
 def _untyped(node: Mapping[str, Any], keywords: Sequence[str]) -> str | None:
     """What is passed over because of the types of values that a schema states, or does not state."""
-    stated = node.get("type")
-    types = (stated,) if isinstance(stated, str) else tuple(stated) if isinstance(stated, list) else ()
+    kind = node.get("type")
+    types = (kind,) if isinstance(kind, str) else tuple(kind) if isinstance(kind, list) else ()
     for name in keywords:
         if name in _TYPES and not set(types) & set(_TYPES[name]):
             return f"the keyword {name!r} without the type {' or '.join(_TYPES[name])}"
@@ -269,7 +269,7 @@ def _untyped(node: Mapping[str, Any], keywords: Sequence[str]) -> str | None:
             continue
         if has_large(node[name]):
             return f"numbers beyond {EXACT} in {name!r}"
-        if others := [each for each in keywords if each not in (name, "type")]:
+        if others := [keyword for keyword in keywords if keyword not in (name, "type")]:
             return f"{name!r} beside {others[0]!r}"
         values = node[name] if name == "enum" and isinstance(node[name], list) else [node[name]]
         if types and not all(_is_of(value, types) for value in values):
@@ -278,5 +278,5 @@ def _untyped(node: Mapping[str, Any], keywords: Sequence[str]) -> str | None:
 
 
 def _is_of(value: object, types: Sequence[object]) -> bool:
-    known = [python for each in types if isinstance(each, str) for python in _PYTHON_TYPES.get(each, ())]
-    return isinstance(value, tuple(known)) and (not isinstance(value, bool) or bool in known)
+    python_types = [python for kind in types if isinstance(kind, str) for python in _PYTHON_TYPES.get(kind, ())]
+    return isinstance(value, tuple(python_types)) and (not isinstance(value, bool) or bool in python_types)

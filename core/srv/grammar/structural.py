@@ -53,14 +53,14 @@ class LarkWriter:
             raise GrammarError('each format is an object with a "type"')
         kind = node["type"]
         writers: dict[str, tuple[Callable[[Mapping[str, Any]], str], tuple[str, ...]]] = {
-            "const_string": (lambda each: self._literal(_text(each, "value")), ("value",)),
-            "json_schema": (lambda each: self._json(each.get("json_schema")), ("json_schema", "strict")),
-            "grammar": (lambda each: self._nested(self._to_lark(_text(each, "grammar"))), ("grammar",)),
-            "regex": (lambda each: self._regex(_text(each, "pattern")), ("pattern",)),
-            "sequence": (lambda each: " ".join(map(self._format, _list(each, "elements"))), ("elements",)),
-            "or": (lambda each: f"({' | '.join(map(self._format, _list(each, 'elements')))})", ("elements",)),
+            "const_string": (lambda form: self._literal(_text(form, "value")), ("value",)),
+            "json_schema": (lambda form: self._json(form.get("json_schema")), ("json_schema", "strict")),
+            "grammar": (lambda form: self._nested(self._to_lark(_text(form, "grammar"))), ("grammar",)),
+            "regex": (lambda form: self._regex(_text(form, "pattern")), ("pattern",)),
+            "sequence": (lambda form: " ".join(map(self._format, _list(form, "elements"))), ("elements",)),
+            "or": (lambda form: f"({' | '.join(map(self._format, _list(form, 'elements')))})", ("elements",)),
             "tag": (self._tag, ("begin", "content", "end")),
-            "any_text": (lambda each: "TEXT", ()),
+            "any_text": (lambda form: "TEXT", ()),
             "triggered_tags": (self._triggered, ("triggers", "tags", "at_least_one", "stop_after_first")),
             "tags_with_separator": (self._separated, ("tags", "separator", "at_least_one", "stop_after_first")),
         }
@@ -127,10 +127,10 @@ class LarkWriter:
         """The text as strings and ids of special tokens."""
         parts: list[str | int] = []
         begin = 0
-        for found in self._borders.finditer(text) if self._borders else ():
-            parts += [text[begin : found.start()]] if found.start() > begin else []
-            parts.append(self._special[found.group()])
-            begin = found.end()
+        for match in self._borders.finditer(text) if self._borders else ():
+            parts += [text[begin : match.start()]] if match.start() > begin else []
+            parts.append(self._special[match.group()])
+            begin = match.end()
         return [*parts, text[begin:]] if begin < len(text) or not parts else parts
 
     def _json(self, schema: object) -> str:
@@ -158,12 +158,12 @@ def from_structures(tag: Mapping[str, Any]) -> dict[str, Any]:
     """The older form as a format. Raises GrammarError."""
     only(tag, ("type", "structures", "triggers", "at_least_one"), "the structural tag")
     tags = []
-    for each in _list(tag, "structures"):
-        if not isinstance(each, dict):
+    for structure in _list(tag, "structures"):
+        if not isinstance(structure, dict):
             _wrong("structures", "an array of objects")
-        only(each, ("begin", "schema", "end"), "a structure")
-        content = {"type": "json_schema", "json_schema": each.get("schema", {})}
-        tags.append({"type": "tag", "begin": each.get("begin"), "content": content, "end": each.get("end")})
+        only(structure, ("begin", "schema", "end"), "a structure")
+        content = {"type": "json_schema", "json_schema": structure.get("schema", {})}
+        tags.append({"type": "tag", "begin": structure.get("begin"), "content": content, "end": structure.get("end")})
     options = {"at_least_one": bool(tag.get("at_least_one"))}
     return {"type": "triggered_tags", "triggers": _list(tag, "triggers"), "tags": tags, **options}
 

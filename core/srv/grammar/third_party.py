@@ -28,13 +28,13 @@ def make(facts: GrammarFacts, context: GrammarContext) -> GrammarBackend:
     module, _, function = facts.target.partition(":")
     member = f"{facts.name}.target"
     try:
-        made: Any = getattr(importlib.import_module(module), function)(context)
+        product: Any = getattr(importlib.import_module(module), function)(context)
     except Exception as error:
         reason = f"{facts.target} raised {type(error).__name__}: {error}"
         raise BACKENDS.error_in(BACKENDS.provider(facts.name), member, reason, "import_failed") from error
-    missing = [name for name in _MEMBERS if not hasattr(made, name)]
+    missing = [name for name in _MEMBERS if not hasattr(product, name)]
     if missing:
-        reason = f"{facts.target} returned {type(made).__name__}, which has no {missing[0]}"
+        reason = f"{facts.target} returned {type(product).__name__}, which has no {missing[0]}"
         raise BACKENDS.error_in(BACKENDS.provider(facts.name), member, reason)
-    backend: GrammarBackend = made
+    backend: GrammarBackend = product
     return backend

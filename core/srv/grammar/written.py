@@ -49,7 +49,7 @@ def _dump(value: object) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_dump, value))}]"
     if isinstance(value, dict):
-        return f"{{{','.join(f'{_ENCODER.encode(name)}:{_dump(each)}' for name, each in value.items())}}}"
+        return f"{{{','.join(f'{_ENCODER.encode(name)}:{_dump(member)}' for name, member in value.items())}}}"
     return _ENCODER.encode(value)
 
 

@@ -226,7 +226,7 @@ def _pattern(pattern: str) -> str:
     """A pattern in a form that the library reads as it is meant. Raises GrammarError for one that has none."""
     if any(int(count) > _BLOCK for count in _COUNTS.findall(_ESCAPED.sub("", pattern))):
         raise GrammarError(f"xgrammar takes no repetition beyond {_BLOCK} in a pattern; use the backend llguidance")
-    return f"^{_OPTIONAL_GROUP.sub(lambda found: found[1] or '){0,1}', in_json(whole(pattern, '.*')))}$"
+    return f"^{_OPTIONAL_GROUP.sub(lambda match: match[1] or '){0,1}', in_json(whole(pattern, '.*')))}$"
 
 
 def _has_spaces(source: GrammarSource, spacing: JsonSpacing) -> bool:

@@ -74,7 +74,7 @@ class BareValues:
         for name in ("anyOf", "oneOf", "allOf"):
             members = part.get(name)
             if isinstance(members, list) and members and (name != "allOf" or len(members) == 1):
-                return _merged([self._value(each) for each in members], part)
+                return _merged([self._value(member) for member in members], part)
         if "const" in part or isinstance(part.get("enum"), list):
             return self._listed([part["const"]] if "const" in part else part["enum"], part)
         return self._typed(part)
@@ -82,8 +82,8 @@ class BareValues:
     def _typed(self, part: Mapping[str, Any]) -> BareValue:
         kinds = part.get("type", ["string", *_SCALARS])
         kinds = [kinds] if isinstance(kinds, str) else [kind for kind in kinds if isinstance(kind, str)]
-        known = _WITHIN.union(*(_OF_TYPE.get(kind, ()) for kind in kinds))
-        texts, left_out = [], [name for name in part if name not in known]
+        keywords = _WITHIN.union(*(_OF_TYPE.get(kind, ()) for kind in kinds))
+        texts, left_out = [], [name for name in part if name not in keywords]
         if "string" in kinds:
             texts.append(tag(self._quote, {"type": "any_text"}, self._quote))
         if "object" in kinds:
@@ -123,11 +123,11 @@ class BareValues:
         return [tag("{", {"type": "sequence", "elements": elements}, "}")]
 
     def _listed(self, values: list[Any], part: Mapping[str, Any]) -> BareValue:
-        texts = [each for each in values if isinstance(each, str)]
-        scalars = [each for each in values if each is None or isinstance(each, bool | int | float)]
-        if len(texts) + len(scalars) < len(values) or any(self._quote in each for each in texts):
+        texts = [value for value in values if isinstance(value, str)]
+        scalars = [value for value in values if value is None or isinstance(value, bool | int | float)]
+        if len(texts) + len(scalars) < len(values) or any(self._quote in text for text in texts):
             raise Unwritable("lists values that cannot be written")
-        tags = [tag(f"{self._quote}{each}", {"type": "const_string", "value": self._quote}, "") for each in texts]
+        tags = [tag(f"{self._quote}{text}", {"type": "const_string", "value": self._quote}, "") for text in texts]
         return BareValue(tags, {"enum": scalars} if scalars else None, [name for name in part if name not in _WITHIN])
 
 
@@ -140,10 +140,10 @@ def _several(begin: str, one: Format, end: str) -> list[Format]:
 
 
 def _merged(values: list[BareValue], part: Mapping[str, Any]) -> BareValue:
-    scalars = [each.scalars for each in values if each.scalars is not None]
+    scalars = [value.scalars for value in values if value.scalars is not None]
     left_out = [name for name in part if name not in _WITHIN]
     return BareValue(
-        [each for value in values for each in value.texts],
+        [text for value in values for text in value.texts],
         None if not scalars else scalars[0] if len(scalars) == 1 else {"anyOf": scalars},
         left_out + [name for value in values for name in value.left_out],
     )

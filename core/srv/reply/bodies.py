@@ -57,11 +57,11 @@ def stream_raw(place: BodyPlace) -> Wait[None]:
     """Put out everything up to the next marker as arguments."""
     reader = place.reader
     while True:
-        found = place.stops.find(reader.text, reader.at, reader.closed)
-        place.output.arguments(reader.text[reader.at : found.position])
-        reader.at = found.position
+        match = place.stops.find(reader.text, reader.at, reader.closed)
+        place.output.arguments(reader.text[reader.at : match.position])
+        reader.at = match.position
         reader.drop()
-        if found.marker or not (yield from reader.more()):
+        if match.marker or not (yield from reader.more()):
             return
 
 
@@ -76,7 +76,7 @@ def json_body(body: JsonBody, place: BodyPlace) -> Wait[bool]:
     reader, output = place.reader, place.output
     first, others = output.calls, list[str]()
     yield from reader.skip_space()
-    listed = bool((yield from reader.accept(["["])))
+    is_list = bool((yield from reader.accept(["["])))
     while True:
         begin, before = reader.at, output.calls
         yield from reader.skip_space()
@@ -85,18 +85,18 @@ def json_body(body: JsonBody, place: BodyPlace) -> Wait[bool]:
                 break
             reader.at = begin
             yield from reader.skip_space()
-            other = (yield from skip_value(reader)) if listed else None
+            other = (yield from skip_value(reader)) if is_list else None
             if other is None:
                 reader.at = begin
                 break
             others.append(other)
-        if listed and (yield from reader.accept_behind_space(["]"])):
+        if is_list and (yield from reader.accept_behind_space(["]"])):
             break
         if output.calls > first:
             reader.drop()
         begin = reader.at
         yield from reader.skip_space()
-        if not (yield from reader.accept([","] if listed else body.separators)) and (yield from reader.peek()) != "{":
+        if not (yield from reader.accept([","] if is_list else body.separators)) and (yield from reader.peek()) != "{":
             reader.at = begin
             break
     if output.calls > first:

@@ -92,9 +92,9 @@ class _Arguments:
 def _content(reader: Reader, ends: MarkerSet, put: Callable[[str], None]) -> Wait[None]:
     """Put out everything up to the next marker."""
     while True:
-        found = ends.find(reader.text, reader.at, reader.closed)
-        put(reader.text[reader.at : found.position])
-        reader.at = found.position
+        match = ends.find(reader.text, reader.at, reader.closed)
+        put(reader.text[reader.at : match.position])
+        reader.at = match.position
         reader.drop()
-        if found.marker or not (yield from reader.more()):
+        if match.marker or not (yield from reader.more()):
             return

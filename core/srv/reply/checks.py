@@ -19,7 +19,7 @@ def fault_of(row: ToolFormat | ReasoningFormat) -> tuple[str, str] | None:
 def _faults(row: ToolFormat | ReasoningFormat) -> Iterator[tuple[str, str]]:
     if not _texts(row.aliases, True):
         yield "aliases", _not(row.aliases, "a tuple of texts")
-    if not isinstance(row.templates, tuple) or not all(_texts(each) for each in row.templates):
+    if not isinstance(row.templates, tuple) or not all(_texts(template) for template in row.templates):
         yield "templates", _not(row.templates, "a tuple of tuples of texts")
     yield from _tool_faults(row) if isinstance(row, ToolFormat) else _reasoning_faults(row)
 
@@ -95,7 +95,7 @@ def _marks(marks: Any) -> bool:
 
 
 def _texts(value: Any, may_be_empty: bool = False) -> bool:
-    is_tuple = isinstance(value, tuple) and all(isinstance(each, str) and each for each in value)
+    is_tuple = isinstance(value, tuple) and all(isinstance(text, str) and text for text in value)
     return is_tuple and (may_be_empty or bool(value))
 
 

@@ -50,12 +50,12 @@ def arguments_of(body: TaggedBody | PythonBody | BareBody, tool: Tool, markers: 
         _check_name(body, tool, name, markers)
     match body:
         case PythonBody():
-            found, missing = _keywords(tool, names)
+            arguments, missing = _keywords(tool, names)
         case BareBody():
-            found, missing = _bare(body, tool, names)
+            arguments, missing = _bare(body, tool, names)
         case TaggedBody():
-            found, missing = _tags(body, tool, names)
-    return Arguments(found, tuple(dict.fromkeys([*(name for name in schema if name not in _ROOT), *missing])))
+            arguments, missing = _tags(body, tool, names)
+    return Arguments(arguments, tuple(dict.fromkeys([*(name for name in schema if name not in _ROOT), *missing])))
 
 
 def _check_name(body: TaggedBody | PythonBody | BareBody, tool: Tool, name: str, markers: Markers) -> None:
@@ -78,9 +78,9 @@ def _check_name(body: TaggedBody | PythonBody | BareBody, tool: Tool, name: str,
 
 
 def _tags(body: TaggedBody, tool: Tool, names: Mapping[str, bool]) -> tuple[list[Format], list[str]]:
-    found = [(is_required, *_argument(body, tool, name)) for name, is_required in names.items()]
-    elements = [one_of(tags) if is_required else optional(tags) for is_required, tags, _ in found]
-    return elements, [keyword for _, _, missing in found for keyword in missing]
+    tags_ = [(is_required, *_argument(body, tool, name)) for name, is_required in names.items()]
+    elements = [one_of(tags) if is_required else optional(tags) for is_required, tags, _ in tags_]
+    return elements, [keyword for _, _, missing in tags_ for keyword in missing]
 
 
 def _keywords(tool: Tool, names: Mapping[str, bool]) -> tuple[list[Format], list[str]]:
@@ -114,8 +114,8 @@ def _argument(body: TaggedBody, tool: Tool, name: str) -> tuple[list[Format], li
     part, types = _part(tool, name), property_types(tool.parameters or {}, name)
     if body.nested and types & STRUCTURED and "string" not in types:
         with suppress(NotInTags):
-            return NestedValues(body, tool.parameters or {}, lambda each: _json(tool, each)[0]).tags(name, part), []
-    keywords = [each for each in part if each not in ANNOTATIONS]
+            return NestedValues(body, tool.parameters or {}, lambda schema: _json(tool, schema)[0]).tags(name, part), []
+    keywords = [keyword for keyword in part if keyword not in ANNOTATIONS]
     texts = _texts(part, body) if types == {"string"} else None
     if types == {"string"} and (texts or keywords == ["type"]):
         content: Format = {"type": "any_text"}
@@ -126,8 +126,10 @@ def _argument(body: TaggedBody, tool: Tool, name: str) -> tuple[list[Format], li
         node, missing = _json(tool, part)
         return [_tag(body, name, _mark_of_json(body, types), node)], missing
     # Any text has one of several types.
-    free = all(isinstance(each, Mapping) and set(each) <= {"type", *ANNOTATIONS} for each in part.get("anyOf", []))
-    missing = [each for each in keywords if each != "type" and not (free and each == "anyOf")]
+    free = all(
+        isinstance(branch, Mapping) and set(branch) <= {"type", *ANNOTATIONS} for branch in part.get("anyOf", [])
+    )
+    missing = [keyword for keyword in keywords if keyword != "type" and not (free and keyword == "anyOf")]
     return [_tag(body, name, "", {"type": "any_text"})], missing
 
 
@@ -149,11 +151,11 @@ def _texts(part: Mapping[str, Any], body: TaggedBody) -> list[str] | None:
 
 def _json(tool: Tool, part: Mapping[str, Any]) -> tuple[Format, list[str]]:
     schema = tool.parameters or {}
-    own = {**{name: schema[name] for name in _DEFINITIONS if name in schema}, **part}
+    whole = {**{name: schema[name] for name in _DEFINITIONS if name in schema}, **part}
     missing: list[str] = []
-    if any(reference in json.dumps(own) for reference in ('"$ref": "#"', '"$ref": "#/properties')):
-        own, missing = {}, ["$ref"]
-    node: Format = {"type": "json_schema", "json_schema": own}
+    if any(reference in json.dumps(whole) for reference in ('"$ref": "#"', '"$ref": "#/properties')):
+        whole, missing = {}, ["$ref"]
+    node: Format = {"type": "json_schema", "json_schema": whole}
     return (node if tool.strict else {**node, "strict": False}), missing
 
 

@@ -211,19 +211,19 @@ def _chosen(
     if fitting:
         added = _added(fitting[0], extensions)
         return added, _why(noun, fitting[0], _fit_of(added, source))
-    best = max(rows, key=lambda each: len(_fit_of(each, source)))
-    found = _fit_of(best, source)
-    return (best, _why(noun, best.name, found)) if found else (None, "")
+    best = max(rows, key=lambda row: len(_fit_of(row, source)))
+    reasons = _fit_of(best, source)
+    return (best, _why(noun, best.name, reasons)) if reasons else (None, "")
 
 
 def _chosen_channels(tools: str | None, reasoning: str | None, source: str) -> tuple[ChannelFormat | None, str]:
     for name, flag in ((tools, "--tool-call-parser"), (reasoning, "--reasoning-parser")):
-        if name is not None and (named := find_channels(name)) is not None:
-            return named, f"tool and reasoning format {named.name}: set by {flag}"
+        if name is not None and (channels := find_channels(name)) is not None:
+            return channels, f"tool and reasoning format {channels.name}: set by {flag}"
     if tools is None and reasoning is None:
         for row in CHANNEL_ROWS:
-            if found := _fit_of(row, source):
-                return row, _why("tool and reasoning format", row.name, found)
+            if reasons := _fit_of(row, source):
+                return row, _why("tool and reasoning format", row.name, reasons)
     return None, ""
 
 
@@ -234,5 +234,5 @@ def _fit_of(row: ToolFormat | ReasoningFormat | ChannelFormat | None, source: st
     return max(fitting, key=lambda strings: (len(strings), sum(map(len, strings))), default=())
 
 
-def _why(noun: str, name: str, found: tuple[str, ...]) -> str:
-    return f"{noun} {name}: chosen because the chat template contains {' and '.join(found)}"
+def _why(noun: str, name: str, markers: tuple[str, ...]) -> str:
+    return f"{noun} {name}: chosen because the chat template contains {' and '.join(markers)}"

@@ -20,7 +20,9 @@ def keyword_arguments(
         return []
     tags = [tag(f"{name}{sign}", value, "") for name, value in values.items()]
     behind = [tag(f"{comma}{name}{sign}", value, "") for name, value in values.items()]
-    behind = [each if required[name] else optional([each]) for name, each in zip(values, behind, strict=True)]
+    behind = [
+        argument if required[name] else optional([argument]) for name, argument in zip(values, behind, strict=True)
+    ]
     firsts = [{"type": "sequence", "elements": [first, *behind[index + 1 :]]} for index, first in enumerate(tags)]
     if not any(required[name] for name in values):
         firsts = [{"type": "or", "elements": [*firsts[:-1], optional(tags[-1:])]}]

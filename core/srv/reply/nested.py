@@ -38,7 +38,7 @@ def _json(key: _Key, text: str, schema: Any, root: Mapping[str, Any], depth: int
 def _children(key: _Key, text: str) -> list[tuple[str, str]] | None:
     """The names and the texts of the tags that a text consists of; None if there is anything else."""
     begin, end = key
-    found: list[tuple[str, str]] = []
+    children: list[tuple[str, str]] = []
     while text := text.strip():
         name, closes, rest = text.removeprefix(begin).partition(end)
         if not text.startswith(begin) or not closes or name.startswith("/"):
@@ -51,6 +51,6 @@ def _children(key: _Key, text: str) -> list[tuple[str, str]] | None:
                 return None
             depth += before.count(opening) - 1
             inner += before + (closing if depth else "")
-        found.append((name, inner))
+        children.append((name, inner))
         text = rest
-    return found
+    return children

@@ -48,16 +48,16 @@ class NestedValues:
         part = resolved({} if part is True else part, self._root)
         if self._count > _MAX_VALUES or depth > _MAX_DEPTH or not isinstance(part, Mapping):
             raise NotInTags
-        types, said = types_of(part, self._root), set(part) - ANNOTATIONS
+        types, keywords = types_of(part, self._root), set(part) - ANNOTATIONS
         if not types or "string" in types:
-            return _texts(part, types, said)
+            return _texts(part, types, keywords)
         if not types & STRUCTURED:
             return [self._json(part)]
         for name in ("anyOf", "allOf"):
-            if said == {name} and (name == "anyOf" or len(part[name]) == 1):
+            if keywords == {name} and (name == "anyOf" or len(part[name]) == 1):
                 return self._alternatives(part[name], depth)
         structured = types & STRUCTURED
-        if len(structured) > 1 or not said <= {"type"}.union(*(_OF_TYPE[kind] for kind in structured)):
+        if len(structured) > 1 or not keywords <= {"type"}.union(*(_OF_TYPE[kind] for kind in structured)):
             raise NotInTags
         scalars = sorted(types - STRUCTURED)
         content = self._object(part, depth) if "object" in structured else self._array(part, depth)
@@ -95,12 +95,12 @@ def one_of(formats: list[Format]) -> Format:
     return formats[0] if len(formats) == 1 else {"type": "or", "elements": formats}
 
 
-def _texts(part: Mapping[str, Any], types: set[str], said: set[str]) -> list[Format]:
+def _texts(part: Mapping[str, Any], types: set[str], keywords: set[str]) -> list[Format]:
     """Of a value that may be a string, or anything. The parser gives text the type that it looks like."""
-    if said <= {"type"} and not types & STRUCTURED:
+    if keywords <= {"type"} and not types & STRUCTURED:
         return [{"type": "any_text"}]
     values = part.get("enum", [part.get("const")])
-    if types != {"string"} or not said <= {"type", "enum", "const"} or len(said & {"enum", "const"}) != 1:
+    if types != {"string"} or not keywords <= {"type", "enum", "const"} or len(keywords & {"enum", "const"}) != 1:
         raise NotInTags
     if not all(isinstance(value, str) and value and not set(value) & set("<>") for value in values):
         raise NotInTags

@@ -58,9 +58,9 @@ class Output:
 
     def text(self, text: str) -> None:
         if self._trims_start:
-            kept = text.lstrip(SPACE)
-            self._leading += text[: len(text) - len(kept)]
-            text = kept
+            stripped = text.lstrip(SPACE)
+            self._leading += text[: len(text) - len(stripped)]
+            text = stripped
         if not text:
             return
         if self._trims_start:
@@ -68,11 +68,11 @@ class Output:
             self._space = self._gap if self._said else ""
         self._trims_start = False
         text = self._space + text
-        kept = text.rstrip(SPACE)
-        self._space = text[len(kept) :]
-        if kept:
+        stripped = text.rstrip(SPACE)
+        self._space = text[len(stripped) :]
+        if stripped:
             self._said, self._gap = True, ""
-            self._add(Text(kept))
+            self._add(Text(stripped))
 
     @property
     def is_between_words(self) -> bool:
@@ -97,12 +97,12 @@ class Output:
             self._leave_text()
             self._thinks = True
         text = self._space + text
-        kept = text.rstrip(SPACE)
-        self._space = text[len(kept) :]
+        stripped = text.rstrip(SPACE)
+        self._space = text[len(stripped) :]
         if not self._stream_reasoning:
-            self._thought += kept
-        elif kept:
-            self._add(Reasoning(kept))
+            self._thought += stripped
+        elif stripped:
+            self._add(Reasoning(stripped))
 
     def end_reasoning(self) -> None:
         if self._thought:
@@ -114,8 +114,8 @@ class Output:
         self._leave_text()
         self._fragments = []
         if self._limit is None or self.calls < self._limit:
-            own = call_id if call_id and len(call_id) <= MAX_CALL_ID else self._new_id(name)
-            self._add(CallStart(self.calls, own, name))
+            new_id = call_id if call_id and len(call_id) <= MAX_CALL_ID else self._new_id(name)
+            self._add(CallStart(self.calls, new_id, name))
 
     def arguments(self, fragment: str) -> None:
         self._fragments.append(fragment)
@@ -142,5 +142,5 @@ class Output:
     def _new_id(self, name: str) -> str:
         if self._ids == "short":
             return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
-        made = "" if self._ids == "call" else self._ids.format(name=name, index=self._calls_before + self.calls)
-        return made if 0 < len(made) <= MAX_CALL_ID else f"call_{uuid.uuid4().hex[:24]}"
+        new_id = "" if self._ids == "call" else self._ids.format(name=name, index=self._calls_before + self.calls)
+        return new_id if 0 < len(new_id) <= MAX_CALL_ID else f"call_{uuid.uuid4().hex[:24]}"

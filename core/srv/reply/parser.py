@@ -138,14 +138,14 @@ class ReplyParser:
         put("" if output.separate else begin)
         ends = MarkerSet((*row.marks.end, *(row.ends_before if self._tools is not None else ())))
         while True:
-            found = ends.find(reader.text, reader.at, reader.closed)
-            put(reader.text[reader.at : found.position])
-            reader.at = found.position
-            if found.marker or not (yield from self._drop_and_wait()):
+            match = ends.find(reader.text, reader.at, reader.closed)
+            put(reader.text[reader.at : match.position])
+            reader.at = match.position
+            if match.marker or not (yield from self._drop_and_wait()):
                 break
-        if found.marker in row.marks.end:
-            reader.at += len(found.marker)
-            put("" if output.separate else found.marker)
+        if match.marker in row.marks.end:
+            reader.at += len(match.marker)
+            put("" if output.separate else match.marker)
         output.end_span(reader.position)
         if output.separate:
             output.end_reasoning()
@@ -162,28 +162,28 @@ class ReplyParser:
         leftover = (*(() if not output.calls else (*section.end, *call.end)), *around)
         markers = MarkerSet((*openings, *begins, *leftover))
         while True:
-            found = markers.find(reader.text, reader.at, reader.closed)
-            output.text(reader.text[reader.at : found.position])
-            reader.at = found.position
-            if found.marker:
+            match = markers.find(reader.text, reader.at, reader.closed)
+            output.text(reader.text[reader.at : match.position])
+            reader.at = match.position
+            if match.marker:
                 break
             if not (yield from self._drop_and_wait()):
                 return
         reader.drop()
-        if found.marker in begins:
-            reader.at = len(found.marker)
-            yield from self._think(found.marker)
+        if match.marker in begins:
+            reader.at = len(match.marker)
+            yield from self._think(match.marker)
             return
-        if found.marker not in openings:
-            reader.at = len(found.marker)
+        if match.marker not in openings:
+            reader.at = len(match.marker)
             return
-        is_bare = found.marker in tools.bare
+        is_bare = match.marker in tools.bare
         # Then nothing but the place and the name says that it is a call.
-        declared = (is_bare and tools.unmarked) or found.marker in tools.ambiguous
+        declared = (is_bare and tools.unmarked) or match.marker in tools.ambiguous
         is_call = not declared or output.is_between_words
         if not (is_call and (yield from self._calls(section, _NO_MARKS if is_bare else call, declared=declared))):
-            output.text(found.marker)
-            reader.at = len(found.marker)
+            output.text(match.marker)
+            reader.at = len(match.marker)
 
     def _calls(self, section: Marks, call: Marks, *, declared: bool) -> Wait[bool]:
         """The calls here, in their section. False, at the same position, if there is none."""

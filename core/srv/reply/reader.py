@@ -125,27 +125,27 @@ class Reader:
 
     def accept(self, markers: Iterable[str]) -> Wait[str]:
         """As `starts`, and moves behind the marker."""
-        found = yield from self.starts(markers)
-        self.at += len(found)
-        return found
+        marker = yield from self.starts(markers)
+        self.at += len(marker)
+        return marker
 
     def accept_behind_space(self, markers: Iterable[str]) -> Wait[str]:
         """As `accept`, with white space before the marker. The position stays if there is none."""
         begin = self.at
         yield from self.skip_space()
-        found = yield from self.accept(markers)
-        self.at = self.at if found else begin
-        return found
+        marker = yield from self.accept(markers)
+        self.at = self.at if marker else begin
+        return marker
 
     def until(self, markers: MarkerSet, limit: int) -> Wait[str | None]:
         """The text before the next marker, which stays unread. None if it is longer than `limit`, or no marker comes;
         the position does not change then."""
         while True:
-            found = markers.find(self.text, self.at, self.closed)
-            if found.position - self.at > limit:
+            match = markers.find(self.text, self.at, self.closed)
+            if match.position - self.at > limit:
                 return None
-            if found.marker:
-                text, self.at = self.text[self.at : found.position], found.position
+            if match.marker:
+                text, self.at = self.text[self.at : match.position], match.position
                 return text
             if not (yield from self.more()):
                 return None

@@ -56,25 +56,25 @@ def _arguments(body: TaggedBody, place: BodyPlace, schema: Mapping[str, Any]) ->
     strays = [""]  # one text for each gap between arguments, however it arrived
     count = 0
     while True:
-        found = marks.find(reader.text, reader.at, reader.closed)
-        strays[-1] += reader.text[reader.at : found.position]
-        reader.at = found.position
+        match = marks.find(reader.text, reader.at, reader.closed)
+        strays[-1] += reader.text[reader.at : match.position]
+        reader.at = match.position
         reader.drop()
-        if not found.marker:
+        if not match.marker:
             if (yield from reader.more()):
                 continue
             output.arguments("" if reader.cut else "}")
             break
-        if found.marker == body.key[0]:
-            reader.at += len(found.marker)
+        if match.marker == body.key[0]:
+            reader.at += len(match.marker)
             if (yield from _argument(body, place, schema, ", " if count else "")):
                 count += 1
                 strays.append("")
             else:
-                strays[-1] += found.marker
+                strays[-1] += match.marker
             continue
         output.arguments("}")
-        reader.at += len(found.marker) if found.marker in body.close else 0
+        reader.at += len(match.marker) if match.marker in body.close else 0
         break
     return " ".join(text for stray in strays if (text := stray.strip()))
 
@@ -104,8 +104,8 @@ def _argument(body: TaggedBody, place: BodyPlace, schema: Mapping[str, Any], com
     else:
         value = (yield from _nested_value(body, place, key)) if is_nested else (yield from _value(body, place, False))
         value = value or ""
-        made = nested_json(body.key, value, key, schema) if body.nested else as_json(value, types)
-        output.arguments(value if reader.ended and reader.cut else made)
+        arguments = nested_json(body.key, value, key, schema) if body.nested else as_json(value, types)
+        output.arguments(value if reader.ended and reader.cut else arguments)
     return True
 
 
@@ -142,16 +142,16 @@ def _value(body: TaggedBody, place: BodyPlace, streamed: bool) -> Wait[str | Non
         reader.drop()
     parts: list[str] = []
     while True:
-        found = ends.find(reader.text, reader.at, reader.closed)
-        piece = reader.text[reader.at : found.position]
-        reader.at = found.position
+        match = ends.find(reader.text, reader.at, reader.closed)
+        piece = reader.text[reader.at : match.position]
+        reader.at = match.position
         reader.drop()
         if streamed:
             output.arguments(json_of(piece)[1:-1])
         else:
             parts.append(piece)
-        if found.marker:
-            reader.at += len(found.marker) if found.marker.endswith(body.end) else 0
+        if match.marker:
+            reader.at += len(match.marker) if match.marker.endswith(body.end) else 0
             return "".join(parts)
         if not (yield from reader.more()):
             return "".join(parts) if not streamed or not reader.cut else None

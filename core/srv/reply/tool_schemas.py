@@ -21,9 +21,9 @@ class SchemaFault(NamedTuple):
 
 def fault_of_schema(schema: Mapping[str, Any]) -> SchemaFault | None:
     """The first fault of the schema of a tool's arguments."""
-    stated = schema.get("type", "object")
-    if isinstance(stated, str) and stated in TYPES and stated != "object":
-        return SchemaFault(".type", f"is {stated!r}, but arguments are an object")
+    kind = schema.get("type", "object")
+    if isinstance(kind, str) and kind in TYPES and kind != "object":
+        return SchemaFault(".type", f"is {kind!r}, but arguments are an object")
     waiting: list[tuple[object, str]] = [(schema, "")]
     while waiting:
         node, place = waiting.pop()

@@ -23,21 +23,21 @@ def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0) -> set[str]:
     """The JSON types that a schema allows; empty if it does not say. `root`: where `$ref` points into."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return set()
-    stated = schema.get("type")
-    if isinstance(stated, str):
-        return {stated}
-    if isinstance(stated, list):
-        return {each for each in stated if isinstance(each, str)}
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return {kind}
+    if isinstance(kind, list):
+        return {kind_name for kind_name in kind if isinstance(kind_name, str)}
     if isinstance(reference := schema.get("$ref"), str):
         return types_of(_resolve(reference, root), root, depth + 1)
-    found: set[str] = set()
+    kinds: set[str] = set()
     for key in _COMBINED:
         members = schema.get(key)
         for member in members if isinstance(members, list) else ():
-            found |= types_of(member, root, depth + 1)
+            kinds |= types_of(member, root, depth + 1)
     values = schema["enum"] if isinstance(schema.get("enum"), list) else []
     values = [*values, schema["const"]] if "const" in schema else values
-    return found | {"null" if value is None else _NAMES.get(type(value), "string") for value in values}
+    return kinds | {"null" if value is None else _NAMES.get(type(value), "string") for value in values}
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
@@ -50,10 +50,10 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    found: Any = root if reference.startswith("#/") else None
+    target: Any = root if reference.startswith("#/") else None
     for part in reference[2:].split("/"):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        target = target.get(part) if isinstance(target, Mapping) else None
+    return target
 
 
 def property_types(schema: Mapping[str, Any], name: str) -> set[str]:
@@ -74,11 +74,11 @@ def part_of(schema: Any, name: str, root: Mapping[str, Any], depth: int = 0) -> 
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and name in properties:
         return properties[name]
-    own = schema.get("items") if "array" in types_of(schema, root) else schema.get("additionalProperties")
-    if own is not None:
-        return own
-    members = [each for key in _COMBINED if isinstance(schema.get(key), list) for each in schema[key]]
-    parts = [part for each in members if (part := part_of(each, name, root, depth + 1)) is not None]
+    inner = schema.get("items") if "array" in types_of(schema, root) else schema.get("additionalProperties")
+    if inner is not None:
+        return inner
+    members = [member for key in _COMBINED if isinstance(schema.get(key), list) for member in schema[key]]
+    parts = [part for member in members if (part := part_of(member, name, root, depth + 1)) is not None]
     return {"anyOf": parts} if len(parts) > 1 else parts[0] if parts else None
 
 
