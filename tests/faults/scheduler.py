@@ -57,7 +57,7 @@ FAULTS = (
     Fault(
         name="no-sequence-yields",
         file="core/srv/sched/shares.py",
-        text="from_another = self._owners.get(richest, 0) >= held + 2",
+        text="from_another = self._owners.get(richest, 0) >= count + 2",
         planted="from_another = False",
         effect="A key that holds every slot keeps them until its requests end, however long those of others wait.",
         tests=("tests/core/sched/test_fairness.py",),
@@ -129,7 +129,7 @@ FAULTS = (
     Fault(
         name="rejected-drafts-are-published",
         file="core/srv/sched/request.py",
-        text="self.confirmed = known - 1 if row.sample else row.computed + row.scheduled",
+        text="self.confirmed = length - 1 if row.sample else row.computed + row.scheduled",
         planted="self.confirmed = row.computed + row.scheduled",
         effect="With speculative decoding, the KV of a rejected draft is shared as that of the token in its place.",
         tests=(_SCHEDULER,),

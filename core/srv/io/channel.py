@@ -86,8 +86,8 @@ def _remove_stale_directories(parent: Path) -> None:
     for path in parent.glob(f"{_PREFIX}*"):
         # OSError: locked, or removed by another process in the meantime
         with contextlib.suppress(OSError):
-            found = path.lstat()
-            if found.st_uid == os.getuid() and stat.S_ISDIR(found.st_mode):
+            status = path.lstat()
+            if status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode):
                 _remove_if_unlocked(path)
 
 
@@ -95,8 +95,8 @@ def _remove_if_unlocked(directory: Path) -> None:
     """Raises OSError if another process holds the lock, or there is no lock file of this user."""
     lock = os.open(directory / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = os.fstat(lock)
-        if found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode):
+        status = os.fstat(lock)
+        if status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(directory, ignore_errors=True)
     finally:

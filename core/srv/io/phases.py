@@ -131,12 +131,12 @@ def read_seconds(paths: Sequence[Path], size: int) -> tuple[float, str] | None:
             file.seek(max(0, (largest.stat().st_size - _SAMPLE) // 2))
             begin = time.perf_counter()
             sample = len(file.read(_SAMPLE))
-            taken = time.perf_counter() - begin
+            seconds = time.perf_counter() - begin
     except (OSError, ValueError):
         return None
-    if sample < _MIB or taken <= 0:
+    if sample < _MIB or seconds <= 0:
         return None
-    rate = sample / taken
+    rate = sample / seconds
     return size / rate, f"{size / _MIB:.0f} MiB at {rate / _MIB:.0f} MiB/s, as a sample of {largest.name} was read"
 
 

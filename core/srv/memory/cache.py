@@ -180,9 +180,9 @@ class Cache:
     def growth(self, lease: Lease | Match, tokens: int) -> list[int]:
         """Pages of each group that a lease, or one on a prefix hit, needs at most to grow to `tokens` positions."""
         missing: list[int] = []
-        for group, most, held, behind in zip(self.groups, self._most_pages, lease.held, lease.trimmed, strict=True):
+        for group, most, count, behind in zip(self.groups, self._most_pages, lease.held, lease.trimmed, strict=True):
             needed = group.pages_for(tokens) - behind
-            missing.append(max(0, (needed if most is None or most > needed else most) - held))
+            missing.append(max(0, (needed if most is None or most > needed else most) - count))
         return missing
 
     def can_extend(self, lease: Lease, tokens: int) -> bool:
@@ -259,9 +259,9 @@ class Cache:
                 f"a lease of {lease.capacity} positions was closed with {count * self.unit} computed tokens"
             )
         self._leases.remove(lease)
-        kept = present = lease.shared
+        end = present = lease.shared
         if self.prefix_cache and count > lease.shared:
-            kept = count
+            end = count
             _, present = self._tree.insert(lease.namespace, tokens, lease.tables, count)
             if present < lease.shared:
                 raise IntegrityError(f"prefix tree: {lease.shared} units were locked, but the tree has only {present}")
@@ -270,8 +270,8 @@ class Cache:
                 self._give_back(number, table[lease.trimmed[number] :])
             else:
                 ratio = self._tree.ratios[number]
-                own = table[lease.shared * ratio : present * ratio] + table[kept * ratio :]
-                self._allocators[number].free(duplicates + own)
+                own_pages = table[lease.shared * ratio : present * ratio] + table[end * ratio :]
+                self._allocators[number].free(duplicates + own_pages)
         if lease.saved:
             self._share_snapshots(lease, tokens)
         if self._snapshots is not None:

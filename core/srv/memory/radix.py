@@ -64,15 +64,15 @@ class RadixTree:
         path = list(self._walk(namespace, tokens, limit))
         units = sum(matching for _, matching in path)
         if self.windows:
-            found = self._match_windows(path, units)
+            match = self._match_windows(path, units)
         else:
             unlocked = sum(matching for node, matching in path if not node.locks)
-            held, free = (tuple([count * ratio for ratio in self.ratios]) for count in (units, unlocked))
-            found = Match(units, units * self.unit, held, (0,) * len(held), free)
+            counts, free = (tuple([count * ratio for ratio in self.ratios]) for count in (units, unlocked))
+            match = Match(units, units * self.unit, counts, (0,) * len(counts), free)
         if self.snapshots is None:
-            return found
-        last = self.last_snapshot(namespace, tokens, found.units)
-        return found if last == found.units else self.match(namespace, tokens, last)
+            return match
+        last = self.last_snapshot(namespace, tokens, match.units)
+        return match if last == match.units else self.match(namespace, tokens, last)
 
     def last_snapshot(self, namespace: str, tokens: tuple[int, ...], limit: int) -> int:
         """The most units, at most `limit`, of a cached prefix after which there is a snapshot, if one is needed."""

@@ -49,7 +49,7 @@ class Snapshots:
         """A slot for a lease: a free one, or that of the snapshot that was not used for the longest time; 0: none."""
         if self.evicts:
             slot, node = next(iter(self._nodes.items()))
-            self.remove(node, [units for units, each in node.states.items() if each == slot])
+            self.remove(node, [units for units, state in node.states.items() if state == slot])
         if not self._free:
             return 0
         slot = self._free.pop()
@@ -95,25 +95,26 @@ class Snapshots:
     def counts(self) -> SnapshotCounts:
         return SnapshotCounts(self.total, len(self._free), len(self._nodes), len(self._held))
 
-    def check_integrity(self, held: Iterable[int]) -> None:
-        """Raises IntegrityError, with the numbers, unless each slot is in one place and leases hold exactly `held`."""
-        found, slots = self.counts(), sorted(held)
-        if found.free + found.cached + found.held != found.total:
+    def check_integrity(self, held_slots: Iterable[int]) -> None:
+        """Raises IntegrityError, with the numbers, unless each slot is in one place and leases hold `held_slots`."""
+        counts, slots = self.counts(), sorted(held_slots)
+        if counts.free + counts.cached + counts.held != counts.total:
             raise IntegrityError(
-                f"snapshots of states: {found.free} free + {found.cached} cached + {found.held} held != {found.total}"
+                f"snapshots of states: {counts.free} free + {counts.cached} cached + {counts.held} held !="
+                f" {counts.total}"
             )
         if slots != sorted(self._held):
             raise IntegrityError(f"snapshots of states: leases hold slots {slots}, recorded are {sorted(self._held)}")
 
     def check_nodes(self, nodes: Iterable[Node]) -> None:
         """Raises IntegrityError unless `nodes` have exactly the snapshots that are recorded, within their units."""
-        found: dict[int, Node] = {}
+        by_slot: dict[int, Node] = {}
         for node in nodes:
             for units, slot in node.states.items():
                 if not 0 < units <= node.count:
                     raise IntegrityError(f"snapshots of states: slot {slot} is at unit {units} of {node.count}")
-                found[slot] = node
-        if found != dict(self._nodes):
+                by_slot[slot] = node
+        if by_slot != dict(self._nodes):
             raise IntegrityError("snapshots of states: slots are in other nodes of the tree than recorded")
 
     def _release(self, slot: int) -> None:

@@ -61,10 +61,10 @@ class WindowPages:
             pages = node.pages[self.group]
             if 0 in pages:
                 own_pages = table[begin : begin + len(pages)]
-                for place, (page, own) in enumerate(zip(pages, own_pages, strict=True)):
-                    if not page and own and own not in self:
-                        pages[place] = own
-                        self.add((own,), node)
+                for place, (page, own_page) in enumerate(zip(pages, own_pages, strict=True)):
+                    if not page and own_page and own_page not in self:
+                        pages[place] = own_page
+                        self.add((own_page,), node)
             begin += len(pages)
 
     def add(self, pages: Iterable[int], node: Node) -> None:
@@ -121,8 +121,8 @@ class WindowPages:
 
     def check_integrity(self, nodes: Iterable[Node], used: dict[int, int]) -> None:
         """Raises IntegrityError unless `nodes` have exactly these pages, used by as many leases as `used` says."""
-        found = {page: node for node in nodes for page in node.pages[self.group] if page}
-        if found != self._nodes:
+        by_page = {page: node for node in nodes for page in node.pages[self.group] if page}
+        if by_page != self._nodes:
             raise IntegrityError(f"cache group {self.group}: pages are in other nodes of the tree than recorded")
         for page, leases in self._leases.items():
             if used.get(page, 0) != leases or (page in self._unused) != (leases == 0):

@@ -41,21 +41,23 @@ class RequestProcessor:
 class CustomProcessors:
     """A `srv.sample.processors.LogitsProcessor` for the processors of all requests."""
 
-    def __init__(self, known: Mapping[str, ProcessorFacts], vocab_size: int, device: torch.device) -> None:
+    def __init__(self, processors: Mapping[str, ProcessorFacts], vocab_size: int, device: torch.device) -> None:
         """Imports every class. Raises PluginError for one that cannot be imported."""
         self._vocab_size, self._device = vocab_size, device
         self._classes = {
             name: PROCESSORS.import_class(name, "target", facts.target, RequestProcessor, built_in=False)
-            for name, facts in known.items()
+            for name, facts in processors.items()
         }
         self._active: dict[int, RequestProcessor | None] = {}  # slot -> its processor; None: it could not be made
 
     def start(self, start: Start, params: SamplingParams) -> None:
         if not params.custom_processor:
             return
-        given = msgspec.json.decode(params.custom_params or "{}")
+        custom_params = msgspec.json.decode(params.custom_params or "{}")
         try:
-            self._active[start.slot] = self._classes[params.custom_processor](given, self._vocab_size, self._device)
+            self._active[start.slot] = self._classes[params.custom_processor](
+                custom_params, self._vocab_size, self._device
+            )
         except Exception:
             logger.exception("the logit processor %s could not be made", params.custom_processor)
             self._active[start.slot] = None
@@ -67,15 +69,15 @@ class CustomProcessors:
         """(slot, first row, number of rows) of each request concerned; None without any."""
         if not self._active:
             return None
-        found: list[tuple[int, int, int]] = []
+        runs: list[tuple[int, int, int]] = []
         for index, row in enumerate(rows):
             if row.slot not in self._active:
                 continue
-            if found and found[-1][0] == row.slot:
-                found[-1] = (row.slot, found[-1][1], found[-1][2] + 1)
+            if runs and runs[-1][0] == row.slot:
+                runs[-1] = (row.slot, runs[-1][1], runs[-1][2] + 1)
             else:
-                found.append((row.slot, index, 1))
-        return found or None
+                runs.append((row.slot, index, 1))
+        return runs or None
 
     def apply(self, logits: torch.Tensor, prepared: list[tuple[int, int, int]]) -> None:
         for slot, begin, count in prepared:

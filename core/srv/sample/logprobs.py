@@ -32,8 +32,8 @@ def listed_tokens(tokens: Sequence[Sequence[int]], transfers: Transfers) -> List
     if not any(counts):
         return None
     ids = np.zeros((len(tokens), max(counts)), dtype=np.int64)
-    for row, each in enumerate(tokens):
-        ids[row, : len(each)] = each
+    for row, token in enumerate(tokens):
+        ids[row, : len(token)] = token
     return ListedTokens(transfers.upload(ids), counts)
 
 
@@ -67,10 +67,10 @@ class Scores:
             self.tops,
             strict=True,
         )
-        listed = repeat(()) if self.listed is None else self._listed_to_host(self.listed)
+        listed_rows = repeat(()) if self.listed is None else self._listed_to_host(self.listed)
         return tuple(
             TokenLogprob(token, logprob, rank, _best(token, logprob, list(zip(ids, values, strict=True))[:top]), more)
-            for (token, logprob, rank, ids, values, top), more in zip(columns, listed, strict=False)
+            for (token, logprob, rank, ids, values, top), more in zip(columns, listed_rows, strict=False)
         )
 
     def _listed_to_host(self, listed: torch.Tensor) -> list[tuple[float, ...]]:

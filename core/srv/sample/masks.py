@@ -53,8 +53,8 @@ class AllowedTokens:
         concerned = tuple((index, row.slot) for index, row in enumerate(rows) if row.slot in self._forbidden)
         if not concerned:
             return None
-        found: _Allowed = self._prepared.get(concerned, lambda: self._bundle(concerned))
-        return found
+        bundle: _Allowed = self._prepared.get(concerned, lambda: self._bundle(concerned))
+        return bundle
 
     def _bundle(self, concerned: tuple[tuple[int, int], ...]) -> _Allowed:
         indices = self._transfers.upload_integers([index for index, _ in concerned])
@@ -146,8 +146,8 @@ class BadWords:
         concerned = tuple((index, row.slot, row.draft) for index, row in enumerate(rows) if row.slot in self._storage)
         if not concerned:
             return None
-        found: _Sequences = self._prepared.get((self._width, concerned), lambda: self._bundle(concerned))
-        return found
+        bundle: _Sequences = self._prepared.get((self._width, concerned), lambda: self._bundle(concerned))
+        return bundle
 
     def _bundle(self, concerned: tuple[tuple[int, int, int], ...]) -> _Sequences:
         width = self._width

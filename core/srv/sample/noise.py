@@ -90,8 +90,8 @@ class SlotNoise:
         stale = (self._block[slots] != blocks) | (self._seed[slots] != seeds)
         if stale.any():
             self._fill(slots[stale], seeds[stale], blocks[stale])
-        found: Floats = self._values[slots, positions % self._POSITIONS]
-        return found
+        values: Floats = self._values[slots, positions % self._POSITIONS]
+        return values
 
     def _fill(self, slots: npt.NDArray[np.int64], seeds: npt.NDArray[np.int64], blocks: npt.NDArray[np.int64]) -> None:
         positions = blocks[:, None] * self._POSITIONS + np.arange(self._POSITIONS)

@@ -60,7 +60,7 @@ class Vectors:
 
     def to_host(self) -> list[bytes | None]:
         """Little-endian float32 per row; empty bytes if a value is not finite."""
-        return [None if each is None else _bytes(each) for each in self.values]
+        return [None if value is None else _bytes(value) for value in self.values]
 
 
 class Pooler:
@@ -94,20 +94,20 @@ class Pooler:
         values: list[Tensor | None] = [None] * len(rows)
         complete: defaultdict[PooledOutput, dict[int, Tensor]] = defaultdict(dict)
         for index, row in enumerate(rows):
-            own, params = hidden[row.begin : row.end], self._params.get(row.slot)
+            rows_, params = hidden[row.begin : row.end], self._params.get(row.slot)
             if params is None:
-                values[index] = own.float()
-            elif (pooled := self._pooled(own, row, params.pooling)) is not None:
+                values[index] = rows_.float()
+            elif (pooled := self._pooled(rows_, row, params.pooling)) is not None:
                 complete[params.output][index] = pooled
         for output, together in complete.items():
             finish = self._finishes.get(output)
             if finish is None:
                 raise InternalError(f"a request asks for {output.value}, which this rank does not compute")
-            asked = [self._params[rows[index].slot] for index in together]
-            finished = finish(torch.stack(list(together.values())), asked)
+            row_params = [self._params[rows[index].slot] for index in together]
+            finished = finish(torch.stack(list(together.values())), row_params)
             for index, value in zip(together, finished, strict=True):
                 values[index] = value
-        return Vectors(tuple(None if each is None else self._transfers.download(each) for each in values))
+        return Vectors(tuple(None if vector is None else self._transfers.download(vector) for vector in values))
 
     def _pooled(self, hidden: Tensor, row: VectorRow, pooling: Pooling) -> Tensor | None:
         """The pooled hidden states of a prompt, float32 [hidden]; None if it goes on after this row."""
@@ -156,10 +156,10 @@ def _divisor(pooling: Pooling, tokens: int) -> float:
 
 def finished_embeddings(pooled: Tensor, params: Sequence[PoolingParams]) -> list[Tensor]:
     """pooled: float32 [n, elements]. Each is cut to its leading dimensions before the norm, so that it has length 1."""
-    cut = [row[: each.dimensions] for row, each in zip(pooled, params, strict=True)]
+    cut = [row[: param.dimensions] for row, param in zip(pooled, params, strict=True)]
     return [
-        row / row.norm().clamp_min(_SMALLEST_NORM) if each.normalize else row
-        for row, each in zip(cut, params, strict=True)
+        row / row.norm().clamp_min(_SMALLEST_NORM) if param.normalize else row
+        for row, param in zip(cut, params, strict=True)
     ]
 
 

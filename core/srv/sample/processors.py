@@ -151,8 +151,8 @@ class Penalties:
         concerned = tuple((index, row.slot, row.draft) for index, row in enumerate(rows) if row.slot in self._storage)
         if not concerned:
             return None
-        found: _PenalisedRows = self._prepared.get((len(rows), concerned), lambda: self._bundle(len(rows), concerned))
-        return found
+        bundle: _PenalisedRows = self._prepared.get((len(rows), concerned), lambda: self._bundle(len(rows), concerned))
+        return bundle
 
     def _bundle(self, count: int, concerned: tuple[tuple[int, int, int], ...]) -> _PenalisedRows:
         indices = self._transfers.upload_integers([index for index, _, _ in concerned])
@@ -256,8 +256,8 @@ class LogitBias:
         concerned = tuple((index, row.slot) for index, row in enumerate(rows) if row.slot in self._bias)
         if not concerned:
             return None
-        found: _Entries = self._prepared.get(concerned, lambda: self._bundle(concerned))
-        return found
+        bundle: _Entries = self._prepared.get(concerned, lambda: self._bundle(concerned))
+        return bundle
 
     def _bundle(self, concerned: tuple[tuple[int, int], ...]) -> _Entries:
         cells = [(index, token, bias, 0) for index, slot in concerned for token, bias in self._bias[slot]]
@@ -303,8 +303,8 @@ class MinTokens:
         concerned = tuple((index, row.slot) for index, row in enumerate(rows) if self._holds(row))
         if not concerned:
             return None
-        found: _Entries = self._prepared.get(concerned, lambda: self._bundle(concerned))
-        return found
+        bundle: _Entries = self._prepared.get(concerned, lambda: self._bundle(concerned))
+        return bundle
 
     def _holds(self, row: SampleRow) -> bool:
         free, tokens = self._masked.get(row.slot, (0, ()))

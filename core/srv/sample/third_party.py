@@ -42,5 +42,5 @@ PROCESSORS = Extensions(
 
 def processors() -> dict[str, ProcessorFacts]:
     """All that are installed, by name. Raises PluginError for one that is faulty."""
-    found = {name: PROCESSORS.find(name) for name in PROCESSORS.names()}
-    return {name: facts for name, facts in found.items() if facts is not None}
+    all_facts = {name: PROCESSORS.find(name) for name in PROCESSORS.names()}
+    return {name: facts for name, facts in all_facts.items() if facts is not None}

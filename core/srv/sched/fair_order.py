@@ -36,7 +36,7 @@ class _Ranking(Generic[Name]):
             self.keys[name] = key
             heapq.heappush(self._heap, (key, name))
             if len(self._heap) > max(_MIN_REBUILT, 2 * len(self.keys)):
-                self._heap = [(each, of) for of, each in self.keys.items()]
+                self._heap = [(position, of) for of, position in self.keys.items()]
                 heapq.heapify(self._heap)
 
     def first(self) -> Name | None:
@@ -117,8 +117,8 @@ class FairOrder:
             claimant = next(iter(self._stale))
             del self._stale[claimant]
             sequences = self._sequences.get(claimant)
-            held = self._shares.groups.get(claimant, 0)
-            if sequences is None or held:
+            running = self._shares.groups.get(claimant, 0)
+            if sequences is None or running:
                 self._not_started.pop(claimant, None)
             else:
                 self._not_started[claimant] = None
@@ -129,7 +129,7 @@ class FairOrder:
                 self._place_owner(claimant.owner)
             else:
                 head = next(iter(sequences.values()))
-                self._place(claimant, (held, 0 if head.retractions else 1, head.arrival))
+                self._place(claimant, (running, 0 if head.retractions else 1, head.arrival))
 
     def _place(self, claimant: Claimant, key: tuple[int, ...] | None) -> None:
         groups = self._groups.get(claimant.owner)

@@ -305,9 +305,9 @@ class Planner:
             given_up.append(donor)
             lease, growth = lease_of(donor), [0] * len(missing)
             self._add_growth(donor, growth)
-            for group, held in enumerate(lease.held):
+            for group, page_count in enumerate(lease.held):
                 of_prompt = len(donor.prompt) // self._running.cache.groups[group].page_size
-                missing[group] -= growth[group] + max(0, held - of_prompt)
+                missing[group] -= growth[group] + max(0, page_count - of_prompt)
         for donor in given_up:
             self._give_up(donor, step)
 
@@ -320,23 +320,23 @@ class Planner:
 
     def _share_prompt_tokens(self, step: PlanBuilder) -> None:
         """Limit unfinished prompts to even shares of the step, if there are several or other requests begin."""
-        wanted: dict[Claimant, int] = {}
+        demand: dict[Claimant, int] = {}
         for request in self._unfinished:
             if request.state is State.RUNNING:
                 left = len(request.start_tokens) - request.bound
-                wanted[request.claimant] = wanted.get(request.claimant, 0) + left
-        if not wanted:
+                demand[request.claimant] = demand.get(request.claimant, 0) + left
+        if not demand:
             return
         if self._running.has_free_slot:
             begin = 0
             for request in self._queue.heads():
                 if begin >= step.budget:
                     break
-                wanted[request.claimant] = len(request.start_tokens)
+                demand[request.claimant] = len(request.start_tokens)
                 begin += len(request.start_tokens)
-        if len(wanted) > 1:
-            step.quotas = split_evenly(step.budget, wanted)
-            first = next(iter(wanted))  # runs, so it advances whether or not others can begin
+        if len(demand) > 1:
+            step.quotas = split_evenly(step.budget, demand)
+            first = next(iter(demand))  # runs, so it advances whether or not others can begin
             step.quotas[first] = max(1, step.quotas[first])
 
     # ---- waiting requests
@@ -380,7 +380,7 @@ class Planner:
         cache = self._running.cache
         needed = cache.growth(hit, self._expected_tokens(request))
         pages = zip(needed, growth, cache.available, hit.unlocked, strict=True)
-        return [own + others - (available - unlocked) for own, others, available, unlocked in pages]
+        return [own_need + others - (available - unlocked) for own_need, others, available, unlocked in pages]
 
     def _admit(self, request: Request, step: PlanBuilder) -> None:
         self._queue.take(request)

@@ -108,7 +108,7 @@ class WaitingQueue:
         for request in self._order.walk():
             if not must_wait(request):
                 self._bypassed = self._left_behind + skipped
-                self._left_behind += [each for each in skipped if each.claimant != request.claimant]
+                self._left_behind += [request_ for request_ in skipped if request_.claimant != request.claimant]
                 return request
             if _is_next(request):
                 return None

@@ -192,8 +192,8 @@ class Request:
         self.bound -= rejected
         self.total -= rejected
         appended, reason = self.append_output(tokens)
-        known = len(self.prompt) + len(self.output)
-        self.confirmed = known - 1 if row.sample else row.computed + row.scheduled
+        length = len(self.prompt) + len(self.output)
+        self.confirmed = length - 1 if row.sample else row.computed + row.scheduled
         return appended, reason
 
     def drop(self, row: Row) -> None:

@@ -21,5 +21,5 @@ def check_row_result(request: Request, row: Row, result: RowResult) -> None:
     pooled = isinstance(request.spec.params, PoolingParams)
     wanted = row.vectors > 0 and (not pooled or end == len(request.prompt))
     if (result.vectors is not None) != wanted:
-        found = "none of the hidden states; expected some" if wanted else "some of the hidden states; expected none"
-        raise InternalError(f"request {request.id}: the row of positions {row.computed}..{end - 1} returned {found}")
+        problem = "none of the hidden states; expected some" if wanted else "some of the hidden states; expected none"
+        raise InternalError(f"request {request.id}: the row of positions {row.computed}..{end - 1} returned {problem}")

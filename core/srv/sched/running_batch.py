@@ -84,9 +84,9 @@ class RunningBatch:
 
     def _next_saved(self, request: Request, position: int) -> int:
         """The next position, after this one, at which the recurrent states of a request are saved."""
-        for each in request.saved_positions:
-            if each > position:
-                return each
+        for saved_position in request.saved_positions:
+            if saved_position > position:
+                return saved_position
         begin = max(position, len(request.start_tokens) - 1)
         unit = self.cache.unit
         return NEVER if self._save_interval == NEVER else -(-(begin + self._save_interval) // unit) * unit

@@ -68,8 +68,8 @@ class Scheduler:
         self.limits = limits
         self._late = late
         self._end_tokens = end_tokens
-        kept = None if snapshots is None else Snapshots(limits.max_running_requests + 1, snapshots)
-        self._cache = Cache(groups, limits.prefix_cache, limits.most_unconfirmed, kept)
+        snapshot_cache = None if snapshots is None else Snapshots(limits.max_running_requests + 1, snapshots)
+        self._cache = Cache(groups, limits.prefix_cache, limits.most_unconfirmed, snapshot_cache)
         self._running = RunningBatch(self._cache, limits.max_running_requests, limits.save_interval)
         self._queue = WaitingQueue(
             limits.policy, lambda request: self._running.match(request).tokens, self._running.shares
@@ -200,8 +200,8 @@ class Scheduler:
                 self._suspended[name] = request
 
     def resume(self, request: str) -> None:
-        if (known := self._suspended.pop(request, None)) is not None:
-            known.suspended = False
+        if (request_ := self._suspended.pop(request, None)) is not None:
+            request_.suspended = False
 
     def suspended_rows(self) -> list[LateRow]:
         """The suspended requests whose outputs are known, as if each had a row."""
@@ -331,11 +331,11 @@ class Scheduler:
         for request, row, result in zip(requests, plan.rows, results, strict=True):
             # A decode row that returns one token which does not end the request takes the short path, for its speed.
             if request.decodes_only and request.state is running and row[2] == 1 and result[2:] == _TOKENS_ONLY:
-                tokens, known = result[1], request.confirmed + 2
-                if len(tokens) == 1 and known < request.max_total_tokens and tokens[0] not in request.stop_tokens:
+                tokens, length = result[1], request.confirmed + 2
+                if len(tokens) == 1 and length < request.max_total_tokens and tokens[0] not in request.stop_tokens:
                     request.in_flight -= 1
                     request.output.append(tokens[0])
-                    request.confirmed = known - 1
+                    request.confirmed = length - 1
                     appended += 1
                     add_output(Output(request.id, list(tokens), None, None, None, None, request.cached_tokens))
                     continue

@@ -77,9 +77,9 @@ class Donors:
     def next_for(self, receiver: Request) -> Request | None:
         """The request that gives up its slot for `receiver`; None: nobody holds more than a fair share."""
         owner = receiver.claimant.owner
-        held = self._owners.get(owner, 0)
-        richest = max(self._owners, key=lambda each: self._owners[each], default=owner)
-        from_another = self._owners.get(richest, 0) >= held + 2
+        count = self._owners.get(owner, 0)
+        richest = max(self._owners, key=lambda key: self._owners[key], default=owner)
+        from_another = self._owners.get(richest, 0) >= count + 2
         giver = richest if from_another else owner
         candidates = [group for group in self._groups if group.owner == giver]
         largest = max(candidates, key=lambda group: self._groups[group], default=None)
@@ -115,11 +115,11 @@ def newest_of_largest(running: list[Request]) -> Request:
     return next(one for one in reversed(running) if counts[one.claimant] == most)
 
 
-def split_evenly(amount: int, wanted: dict[Claimant, int]) -> dict[Claimant, int]:
+def split_evenly(amount: int, demand: dict[Claimant, int]) -> dict[Claimant, int]:
     """Share `amount` among claimants, none of which gets more than it wants; the smallest amounts are met first."""
     shares: dict[Claimant, int] = {}
-    for number, claimant in enumerate(sorted(wanted, key=lambda each: wanted[each])):
-        shares[claimant] = min(wanted[claimant], -(-amount // (len(wanted) - number)))
+    for number, claimant in enumerate(sorted(demand, key=lambda key: demand[key])):
+        shares[claimant] = min(demand[claimant], -(-amount // (len(demand) - number)))
         amount -= shares[claimant]
     return shares
 

@@ -44,7 +44,7 @@ def find_prefix_producer(
         most = min(limit, len(other.start_tokens) // unit * unit)
         common = common_prefix_length(request.start_tokens, other.start_tokens, most) // unit * unit
         if saves_states:
-            common = max((each for each in other.saved_positions if each <= common), default=0)
+            common = max((position for position in other.saved_positions if position <= common), default=0)
         if common >= needed:
             best, needed = other, common + 1
     return best

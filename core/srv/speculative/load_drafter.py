@@ -38,7 +38,7 @@ class _Checked:
         """See `Drafter`. Raises PluginError."""
         drafts = ALGORITHMS.call(self._name, "drafter.propose", self._drafter.propose, tokens, lengths, count)
         expected = torch.int64, (len(tokens), count), tokens.device
-        found = (drafts.dtype, tuple(drafts.shape), drafts.device) if isinstance(drafts, torch.Tensor) else drafts
-        if found != expected:
-            raise fault(self._name, "drafter.propose", f"returned {found}, not {expected}")
+        result = (drafts.dtype, tuple(drafts.shape), drafts.device) if isinstance(drafts, torch.Tensor) else drafts
+        if result != expected:
+            raise fault(self._name, "drafter.propose", f"returned {result}, not {expected}")
         return drafts.clamp(0, self._last)

@@ -31,10 +31,10 @@ def find(name: str, *, taken: bool = False) -> DraftAlgorithm | None:
     algorithm = ALGORITHMS.find(name, taken=taken)
     if algorithm is None:
         return None
-    unknown = [each for each in algorithm.reads if each not in READABLE]
+    unknown = [argument for argument in algorithm.reads if argument not in READABLE]
     if unknown:
         raise fault(name, "reads", f"names {unknown[0]!r}, which is none of {', '.join(READABLE)}")
-    unread = [each for each in algorithm.defaults if each not in (*algorithm.reads, VERIFIED_TOKENS)]
+    unread = [default for default in algorithm.defaults if default not in (*algorithm.reads, VERIFIED_TOKENS)]
     if unread:
         raise fault(name, "defaults", f"has a value for {unread[0]!r}, which is not in `reads`")
 
