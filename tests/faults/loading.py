@@ -27,15 +27,15 @@ FAULTS = (
     Fault(
         name="scales-of-layers-in-host-memory-stay-on-the-device",
         file="core/srv/quantization/layers/fp8.py",
-        text="for each in (matrix.weight, matrix.scale))",
-        planted="for each in (matrix.weight,))",
+        text="for tensor in (matrix.weight, matrix.scale))",
+        planted="for tensor in (matrix.weight,))",
         effect="A launch with FP8 layers in host memory ends with an internal error: plans count their scales too.",
         tests=(_OFFLOADED,),
     ),
     Fault(
         name="quantized-layers-in-host-memory-count-as-unquantized",
         file="core/srv/planning/weights.py",
-        text="if held.scheme is None:",
+        text="if matrix.scheme is None:",
         planted="if held.scheme is None or True:",
         effect="A launch with quantized layers in host memory ends with an internal error: they are smaller.",
         tests=(_OFFLOADED,),
@@ -43,7 +43,7 @@ FAULTS = (
     Fault(
         name="a-ledger-expects-weights-that-are-in-host-memory",
         file="core/srv/planning/budget.py",
-        text="return held - saved_bytes(config, model)",
+        text="return total - saved_bytes(config, model)",
         planted="return held",
         effect="With layers of a GGUF file in host memory, a launch warns that its weights are smaller than predicted.",
         tests=(_OFFLOADED,),

@@ -95,8 +95,8 @@ def meant(name: str | None, model: ModelFacts) -> str | None:
     if name is None or method is None:
         return name
     config = model.config.get("quantization_config")
-    stated = str(config.get("quant_method", "")).lower() if isinstance(config, Mapping) else ""
-    return method.name if name in (method.name, stated) or method.name in _OF_SEVERAL.get(name, ()) else name
+    quant_method = str(config.get("quant_method", "")).lower() if isinstance(config, Mapping) else ""
+    return method.name if name in (method.name, quant_method) or method.name in _OF_SEVERAL.get(name, ()) else name
 
 
 def of_form(method: QuantMethod | None, model: ModelFacts) -> QuantMethod | None:
@@ -146,10 +146,10 @@ def detect(folder: Path, config: Mapping[str, Any]) -> str | None:
         if answer is True:
             return method.name
         unsupported = method.name if isinstance(answer, str) and unsupported is None else unsupported
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping):
+    quant_config = config.get("quantization_config")
+    if not isinstance(quant_config, Mapping):
         return unsupported
-    name = str(stated.get("quant_method", "unknown"))
+    name = str(quant_config.get("quant_method", "unknown"))
     if not further_names():
         return name
     from srv.quantization import third_party

@@ -100,7 +100,7 @@ class Scheme(ABC):
 
     def bytes(self, matrix: Matrix) -> int:
         """Exactly those of the loaded tensors of a matrix."""
-        return sum(each.bytes for each in self.tensors(matrix))
+        return sum(tensor.bytes for tensor in self.tensors(matrix))
 
     def prepared_bytes(self, matrix: Matrix) -> int:
         """The most that they take after a platform has repacked them."""
@@ -194,12 +194,12 @@ class Fp8(Scheme):
     def tensors(self, matrix: Matrix) -> tuple[HeldTensor, ...]:
         """A weight and its scales of each run of fused layers; those of experts are one."""
         sizes = dict(zip(matrix.names, matrix.outputs, strict=True))
-        found: list[HeldTensor] = []
+        tensors: list[HeldTensor] = []
         for run in [sizes] if matrix.experts else self.runs(sizes):
             shapes = [self.scale_shape(outputs, matrix.inputs) for outputs in run.values()]
-            found.append(HeldTensor("weight", (sum(run.values()), matrix.inputs), "float8_e4m3fn"))
-            found.append(HeldTensor(SCALE, (sum(rows for rows, _ in shapes), shapes[0][1]), "float32"))
-        return tuple(found)
+            tensors.append(HeldTensor("weight", (sum(run.values()), matrix.inputs), "float8_e4m3fn"))
+            tensors.append(HeldTensor(SCALE, (sum(rows for rows, _ in shapes), shapes[0][1]), "float32"))
+        return tuple(tensors)
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Blocks(Scheme):
         return (*rows, HeldTensor("columns", (len(matrix.names), matrix.inputs), "int64", resident=True))
 
     def prepared_bytes(self, matrix: Matrix) -> int:
-        resident = sum(each.bytes for each in self.tensors(matrix) if each.resident)
+        resident = sum(tensor.bytes for tensor in self.tensors(matrix) if tensor.resident)
         runs = self.runs(matrix.outputs)
         return resident + sum(prepared_bytes(kind, outputs * matrix.inputs) for kind, outputs in runs)
 

@@ -59,11 +59,11 @@ def _guarded(name: str, method: QuantMethod) -> QuantMethod:
 
     def of_form(model: ModelFacts) -> QuantMethod:
         assert form is not None
-        found: object = METHODS.call(name, "of_form", form, model)
-        if not isinstance(found, QuantMethod):
-            reason = f"returned {type(found).__name__}, not a QuantMethod"
+        created: object = METHODS.call(name, "of_form", form, model)
+        if not isinstance(created, QuantMethod):
+            reason = f"returned {type(created).__name__}, not a QuantMethod"
             raise METHODS.error_in(METHODS.provider(name), f"{name}.of_form", reason)
-        return _guarded(name, found)
+        return _guarded(name, created)
 
     return method._replace(
         detect=partial(METHODS.call, name, "detect", method.detect, expected=(ModelError,)),
@@ -85,36 +85,36 @@ def _stored(
 
 
 def _scheme(name: str, schemes: LayerSchemes, names: tuple[str, ...], inputs: int, embedding: bool) -> Scheme | None:
-    found: object = METHODS.call(name, "schemes", schemes, names, inputs, embedding, expected=(ModelError,))
-    if found is None or isinstance(found, Scheme):
-        return found
-    reason = f"returned {found!r} for {names[0]}, neither a Scheme nor None"
+    scheme: object = METHODS.call(name, "schemes", schemes, names, inputs, embedding, expected=(ModelError,))
+    if scheme is None or isinstance(scheme, Scheme):
+        return scheme
+    reason = f"returned {scheme!r} for {names[0]}, neither a Scheme nor None"
     raise METHODS.error_in(METHODS.provider(name), f"{name}.schemes", reason)
 
 
-def detect(stated: str, folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The name of the method that recognises a checkpoint, whose configuration states the method `stated`.
+def detect(quant_method: str, folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The name of the method that recognises a checkpoint, whose configuration states the method `quant_method`.
 
     A method of that name is the only one asked, and raises ModelError if it does not support the checkpoint. Otherwise
     all are asked; if none fits, the first fault is raised, because the faulty one may be the one that was needed.
     """
     names = METHODS.names()
-    if stated in names:
-        return _checked(stated, folder, config)
-    found: list[str] = []
+    if quant_method in names:
+        return _checked(quant_method, folder, config)
+    matches: list[str] = []
     faults: list[PluginError] = []
     for name in names:
         try:
             if answer(name, folder, config) is True:
-                found.append(name)
+                matches.append(name)
         except PluginError as error:
             faults.append(error)
-    if len(found) > 1:
-        owners = [METHODS.provider(name) for name in found]
-        raise contested(f"quantization methods {' and '.join(found)}", owners, "the same checkpoint")
-    if not found and faults:
+    if len(matches) > 1:
+        owners = [METHODS.provider(name) for name in matches]
+        raise contested(f"quantization methods {' and '.join(matches)}", owners, "the same checkpoint")
+    if not matches and faults:
         raise faults[0]
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def _checked(name: str, folder: Path, config: Mapping[str, Any]) -> str:

@@ -45,7 +45,7 @@ class GuardedStorage(StorageFormat):
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         with self._lock:
             converted: object = self._call(f"convert({name})", self._inner.convert, name, stored)
-        if not isinstance(converted, dict) or not all(isinstance(each, Tensor) for each in converted.values()):
+        if not isinstance(converted, dict) or not all(isinstance(element, Tensor) for element in converted.values()):
             raise self._fault(name, f"returned {type(converted).__name__}, not tensors by their names")
         for target, tensor in converted.items():
             shape = self._announced.get(target)

@@ -15,26 +15,31 @@ from srv.quantization.method import StoredCounts, UnknownStorage
 NAME = "awq"
 
 
-def read_form(stated: Mapping[str, Any]) -> PackedForm | str:
-    bits, version = first(stated, "bits", "w_bit"), str(first(stated, "version", "format") or "gemm").lower()
+def read_form(quant_config: Mapping[str, Any]) -> PackedForm | str:
+    bits, version = (
+        first(quant_config, "bits", "w_bit"),
+        str(first(quant_config, "version", "format") or "gemm").lower(),
+    )
     if bits not in (4, 8):
         return f"its integers have {bits} bits, not 4 or 8"
-    if version != "gemm" or str(stated.get("backend", "autoawq")).lower() != "autoawq":
+    if version != "gemm" or str(quant_config.get("backend", "autoawq")).lower() != "autoawq":
         return f"it is packed for the kernels {version}, not as AutoAWQ's gemm"
-    symmetric = not first(stated, "zero_point", default=True)  # GPTQModel's; its zeros of 8 or 128 are stored
+    symmetric = not first(quant_config, "zero_point", default=True)  # GPTQModel's; its zeros of 8 or 128 are stored
     if bits == 8 and not symmetric:
         return "its 8-bit integers have zero points other than 128 (zero_point is true)"
-    interleaved = bits == 4 or not _is_of_gptqmodel(stated)
-    excluded = excluded_of(stated)
-    return grouped(PackedForm("awq", bits, group_of(stated), symmetric, excluded=excluded, interleaved=interleaved))
+    interleaved = bits == 4 or not _is_of_gptqmodel(quant_config)
+    excluded = excluded_of(quant_config)
+    return grouped(
+        PackedForm("awq", bits, group_of(quant_config), symmetric, excluded=excluded, interleaved=interleaved)
+    )
 
 
-def _is_of_gptqmodel(stated: Mapping[str, Any]) -> bool:
+def _is_of_gptqmodel(quant_config: Mapping[str, Any]) -> bool:
     """Whether GPTQModel wrote a checkpoint: it packs 8-bit integers of AWQ as they come, and 4-bit ones in turn.
 
     The kernels that other servers have for AWQ read both in turn.
     """
-    meta = stated.get("meta")
+    meta = quant_config.get("meta")
     made_by = meta.get("quantizer") if isinstance(meta, Mapping) else None
     names = made_by if isinstance(made_by, list) else [made_by]
     return any(str(name).lower().startswith("gptqmodel") for name in names)

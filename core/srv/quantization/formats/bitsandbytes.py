@@ -50,40 +50,40 @@ _TABLE, _NESTED_BLOCK = 16, 256  # values of codes of 4 bits; scales that share 
 _STORAGES = ("uint8", "int8", "bfloat16", "float16", "float32")
 
 
-def quant_type(stated: Mapping[str, Any]) -> str:
+def quant_type(quant_config: Mapping[str, Any]) -> str:
     """ "nf4", "fp4" or "int8". Configurations of 8 bits state the fields of 4 bits as well."""
-    if stated.get("load_in_8bit"):
+    if quant_config.get("load_in_8bit"):
         return "int8"
-    return str(stated.get("bnb_4bit_quant_type") or "fp4").lower() if stated.get("load_in_4bit") else ""
+    return str(quant_config.get("bnb_4bit_quant_type") or "fp4").lower() if quant_config.get("load_in_4bit") else ""
 
 
 def stated_type(config: Mapping[str, Any]) -> str:
-    stated = config.get("quantization_config")
-    return quant_type(stated) if isinstance(stated, Mapping) else ""
+    quant_config = config.get("quantization_config")
+    return quant_type(quant_config) if isinstance(quant_config, Mapping) else ""
 
 
 def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping) or str(stated.get("quant_method", NAME)).lower() != NAME:
+    quant_config = config.get("quantization_config")
+    if not isinstance(quant_config, Mapping) or str(quant_config.get("quant_method", NAME)).lower() != NAME:
         return False
-    kind = quant_type(stated)
+    kind = quant_type(quant_config)
     if not kind:
-        return "it states neither load_in_4bit nor load_in_8bit" if "quant_method" in stated else False
+        return "it states neither load_in_4bit nor load_in_8bit" if "quant_method" in quant_config else False
     if kind not in (*TYPES, "int8"):
         return f"its weights of 4 bits are of type {kind}, not {' or '.join(TYPES)}"
-    storage = str(stated.get("bnb_4bit_quant_storage") or "uint8")
+    storage = str(quant_config.get("bnb_4bit_quant_storage") or "uint8")
     if kind != "int8" and storage not in _STORAGES:
         return f"its weights of 4 bits are stored as {storage}"
     try:
-        stated_names(stated, _SKIPPED)
+        stated_names(quant_config, _SKIPPED)
     except ValueError as error:
         return f"its {error}"
     return True
 
 
-def _skipped(stated: Mapping[str, Any]) -> tuple[str, ...]:
+def _skipped(quant_config: Mapping[str, Any]) -> tuple[str, ...]:
     """The layers that are not quantized: the output layer, unless they are stated."""
-    return ("lm_head",) if stated.get(_SKIPPED) is None else stated_names(stated, _SKIPPED)
+    return ("lm_head",) if quant_config.get(_SKIPPED) is None else stated_names(quant_config, _SKIPPED)
 
 
 def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
@@ -116,11 +116,11 @@ def layer_type(model: StoredModel, name: str) -> str:
     if model.types:
         if f"{name}.{INT8_SCALE}" in model.types:
             return "int8"
-        return next((kind for each, kind in TYPES.items() if f"{name}.weight.{STATE}{each}" in model.types), "")
-    stated = model.facts.config.get("quantization_config") or {}
-    if any(names_layer(each, name) for each in _skipped(stated)) or ".experts." in name:
+        return next((kind for code, kind in TYPES.items() if f"{name}.weight.{STATE}{code}" in model.types), "")
+    quant_config = model.facts.config.get("quantization_config") or {}
+    if any(names_layer(pattern, name) for pattern in _skipped(quant_config)) or ".experts." in name:
         return ""
-    kind = quant_type(stated)
+    kind = quant_type(quant_config)
     return TYPES.get(kind, kind)
 
 
@@ -138,7 +138,7 @@ def shared_type(model: StoredModel, names: Sequence[str], inputs: int) -> str:
     reason = None
     if len(set(types.values())) > 1:
         other = next(name for name, kind in types.items() if kind != first)
-        stored = [types[each] or "not quantized" for each in (names[0], other)]
+        stored = [types[stored_type] or "not quantized" for stored_type in (names[0], other)]
         reason = f"of layers that share one input, {names[0]} is {stored[0]} and {other} is {stored[1]}"
     elif first not in ("", "int8", *TYPES.values()):
         reason = f"its weights of 4 bits are of type {first}, not {' or '.join(TYPES)}"
@@ -157,15 +157,15 @@ def _fail(model: StoredModel, code: str, reason: str) -> NoReturn:
 
 def _check_four_bits(model: StoredModel, weight: str) -> None:
     """Check what headers show of a weight of 4 bits, if any tensor belongs to it. Its sizes are in a tensor."""
-    stored = [each for each in (*PLAIN, *NESTED) if f"{weight}.{each}" in model.types]
-    states = [each for each in TYPES if f"{weight}.{STATE}{each}" in model.types]
+    stored = [suffix for suffix in (*PLAIN, *NESTED) if f"{weight}.{suffix}" in model.types]
+    states = [code_type for code_type in TYPES if f"{weight}.{STATE}{code_type}" in model.types]
     if not stored and not states:
         return
     if not states:
         _fail(model, "missing_tensors", f"it lacks {weight}.{STATE}nf4 (or fp4)")
-    nested = any(each in stored for each in NESTED)
-    wanted = (weight, *(f"{weight}.{each}" for each in (*PLAIN, *(NESTED if nested else ()))))
-    if missing := [each for each in wanted if each not in model.types]:
+    nested = any(suffix in stored for suffix in NESTED)
+    required = (weight, *(f"{weight}.{suffix}" for suffix in (*PLAIN, *(NESTED if nested else ()))))
+    if missing := [tensor for tensor in required if tensor not in model.types]:
         _fail(model, "missing_tensors", f"it lacks {missing[0]}")
     dtype = model.types[f"{weight}.absmax"]
     if dtype not in (("uint8",) if nested else FLOATS):
@@ -186,9 +186,9 @@ def _check_int8(model: StoredModel, layer: str) -> None:
         _fail(model, "dtype_mismatch", f"{weight} is stored as {dtype}, not as int8")
     if (dtype := model.types[scale]) not in FLOATS:
         _fail(model, "dtype_mismatch", f"{scale} is stored as {dtype}, not as floats")
-    shape, found = model.shapes[weight], model.shapes[scale]
-    if found != shape[:1]:
-        reason = f"{scale} has the shape {list(found)}, but its weights {list(shape)} need {list(shape[:1])}"
+    shape, scale_shape = model.shapes[weight], model.shapes[scale]
+    if scale_shape != shape[:1]:
+        reason = f"{scale} has the shape {list(scale_shape)}, but its weights {list(shape)} need {list(shape[:1])}"
         _fail(model, "shape_mismatch", reason)
 
 

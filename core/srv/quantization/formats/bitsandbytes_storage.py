@@ -63,10 +63,10 @@ class _State(NamedTuple):
 
     def expected(self) -> dict[str, int]:
         """The number of elements of each tensor beside the codes."""
-        found = {"absmax": self.scales, "quant_map": len(TABLES[self.kind])}
+        sizes = {"absmax": self.scales, "quant_map": len(TABLES[self.kind])}
         if self.nested_block:
-            found |= {"nested_absmax": -(-self.scales // self.nested_block), "nested_quant_map": 256}
-        return found
+            sizes |= {"nested_absmax": -(-self.scales // self.nested_block), "nested_quant_map": 256}
+        return sizes
 
 
 class BitsAndBytesStorageFormat(StorageFormat):
@@ -84,24 +84,24 @@ class BitsAndBytesStorageFormat(StorageFormat):
         return (owner,) if suffix else (name,)
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        loaded: dict[str, tuple[int, ...]] = {}
         tensors: dict[str, dict[str, tuple[int, ...]]] = {}
         for name, shape in stored.items():
             owner, suffix = self._split(name)
             if suffix == INT8_SCALE:
                 if not self._model.dequantize:
-                    found[f"{owner}.weight_scale"] = (*shape, 1)
+                    loaded[f"{owner}.weight_scale"] = (*shape, 1)
             elif suffix == INT8_FORMAT and f"{owner}.{INT8_SCALE}" not in stored:
                 self._fail("missing_tensors", f"it lacks {owner}.{INT8_SCALE}")
             elif suffix in (*PLAIN, *NESTED, "codes"):
                 tensors.setdefault(owner, {})[suffix] = shape
             elif not suffix:
-                found[name] = shape
+                loaded[name] = shape
         for owner, shapes in tensors.items():
             self._check(owner, shapes)
             state = self._states[owner]
-            found[owner] = state.outputs, state.inputs if self._model.dequantize else state.row_bytes
-        return found
+            loaded[owner] = state.outputs, state.inputs if self._model.dequantize else state.row_bytes
+        return loaded
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         owner, suffix = self._split(name)
@@ -150,11 +150,11 @@ class BitsAndBytesStorageFormat(StorageFormat):
             return states
         renamed = {stored: name for name, stored in model.stored_names.items()}
         for path, names in checkpoint.files.items():
-            wanted = [name for name in names if f".{STATE}" in name]
-            if not wanted:
+            state_names = [name for name in names if f".{STATE}" in name]
+            if not state_names:
                 continue
             with open_file(path, checkpoint.tensors, mapped=False) as file:  # a few bytes of each
-                for name in wanted:
+                for name in state_names:
                     weight, _, _ = renamed.get(name, name).partition(f".{STATE}")
                     states[weight] = self._state(name, file.get(name, None))
         return states

@@ -10,7 +10,7 @@ from torch import Tensor
 
 RUN = 32  # weights in 16 bytes
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-E2M1 = (*_MAGNITUDES, *(-each for each in _MAGNITUDES))  # the values of MXFP4's and NVFP4's codes
+E2M1 = (*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES))  # the values of MXFP4's and NVFP4's codes
 
 
 def codes_of(stored: Tensor, *, high_first: bool = False) -> Tensor:

@@ -123,11 +123,11 @@ class StoredGroups:
             others = itertools.chain(*expert_names(experts[1], 1, "silu"))
             names = (*names, *(name for name in others if name in self._layers or not self._layers))
             shared = "of the experts of one layer"
-        found = {name: self.of_layer(name) for name in names}
-        first = found[names[0]]
-        other = next((name for name, each in found.items() if _scheme(each) != _scheme(first)), None)
+        by_name = {name: self.of_layer(name) for name in names}
+        first = by_name[names[0]]
+        other = next((name for name, scheme in by_name.items() if _scheme(scheme) != _scheme(first)), None)
         if other is not None:
-            where = " and ".join(f"{name} is {_described(found[name])}" for name in (names[0], other))
+            where = " and ".join(f"{name} is {_described(by_name[name])}" for name in (names[0], other))
             self._fail(f"{shared}, {where}, and they are computed together")
         return first
 
@@ -141,14 +141,14 @@ class StoredGroups:
         if group is None:
             self._fail(f"the weights of {layer} are stored as {_KINDS[kind]}, and no group has it as a target")
         if not isinstance(group.scheme, kind):
-            stated = _KINDS[type(group.scheme)]
-            self._fail(f"the weights of {layer} are stored as {_KINDS[kind]}, and its {group.name} states {stated}")
+            declared = _KINDS[type(group.scheme)]
+            self._fail(f"the weights of {layer} are stored as {_KINDS[kind]}, and its {group.name} states {declared}")
         return group
 
     def _check_unquantized(self, layer: str, group: SchemeGroup | None) -> None:
         """Refuse an unquantized layer that has a scale: its weights are damaged, or missing."""
         types, path = self._model.types, self._model.facts.path
-        scale = next((name for each in _SCALES if (name := f"{layer}.{each}") in types), None)
+        scale = next((name for suffix in _SCALES if (name := f"{layer}.{suffix}") in types), None)
         if scale is None:
             return
         packed_weights = group is not None and isinstance(group.scheme, PackedForm)
@@ -189,29 +189,33 @@ def _stored_kind(types: Mapping[str, str], layer: str) -> type[Form] | None:
 
 def mixed_form(folder: Path | str, config: Mapping[str, Any]) -> MixedForm:
     """The groups of a checkpoint that `detect` recognised. Raises ModelError if its configuration is damaged."""
-    found = _read(config)
-    if isinstance(found, MixedForm):
-        return found
-    reason = found or "its quantization_config does not state groups of layers"
+    form = _read(config)
+    if isinstance(form, MixedForm):
+        return form
+    reason = form or "its quantization_config does not state groups of layers"
     raise ModelError("unsupported_quantization", str(folder), reason, "Use another checkpoint of the model")
 
 
 def _read(config: Mapping[str, Any]) -> MixedForm | str:
     """The groups; a clause if the layers do not support their form; "" for a configuration of one scheme."""
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping) or str(stated.get("quant_method", "")).lower() != COMPRESSED_TENSORS:
+    quant_config = config.get("quantization_config")
+    if not isinstance(quant_config, Mapping) or str(quant_config.get("quant_method", "")).lower() != COMPRESSED_TENSORS:
         return ""
-    groups = stated.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups or not all(isinstance(each, Mapping) for each in groups.values()):
+    groups = quant_config.get("config_groups")
+    if (
+        not isinstance(groups, Mapping)
+        or not groups
+        or not all(isinstance(group, Mapping) for group in groups.values())
+    ):
         return ""
     try:
-        found = {name: _group_scheme(name, group, stated.get("format")) for name, group in groups.items()}
-        schemes = with_same_inputs(found)
-        if stated.get("format") != MIXED and len(set(schemes.values())) == 1 and not _is_partial(groups, schemes):
+        by_group = {name: _group_scheme(name, group, quant_config.get("format")) for name, group in groups.items()}
+        schemes = with_same_inputs(by_group)
+        if quant_config.get("format") != MIXED and len(set(schemes.values())) == 1 and not _is_partial(groups, schemes):
             return ""
-        if (refused := _refused(stated)) is not None:
+        if (refused := _refused(quant_config)) is not None:
             return refused
-        return _mixed(stated, groups, schemes)
+        return _mixed(quant_config, groups, schemes)
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
         return f"its quantization_config has an invalid value ({error})"
 
@@ -224,21 +228,23 @@ def _is_partial(groups: Mapping[str, Any], schemes: Mapping[str, Form | str]) ->
     )
 
 
-def _refused(stated: Mapping[str, Any]) -> str | None:
-    if (refused := unsupported_kv_scheme(stated)) is not None:
+def _refused(quant_config: Mapping[str, Any]) -> str | None:
+    if (refused := unsupported_kv_scheme(quant_config)) is not None:
         return refused
-    if stated.get("transform_config"):
+    if quant_config.get("transform_config"):
         return "it has a transform_config"
-    sparsity = stated.get("sparsity_config") or {}
+    sparsity = quant_config.get("sparsity_config") or {}
     if not isinstance(sparsity, Mapping):
         return f"its sparsity_config is {sparsity!r}, not an object"
     form = sparsity.get("format", "dense")
     return None if form == "dense" else f"its weights are sparse, in the format {form}"
 
 
-def _mixed(stated: Mapping[str, Any], groups: Mapping[str, Any], schemes: Mapping[str, Form | str]) -> MixedForm | str:
-    excluded, owners = stated_names(stated, "ignore"), dict[str, str]()
-    found = []
+def _mixed(
+    quant_config: Mapping[str, Any], groups: Mapping[str, Any], schemes: Mapping[str, Form | str]
+) -> MixedForm | str:
+    excluded, owners = stated_names(quant_config, "ignore"), dict[str, str]()
+    scheme_groups = []
     for name, scheme in schemes.items():
         if isinstance(scheme, str):
             return scheme
@@ -249,8 +255,8 @@ def _mixed(stated: Mapping[str, Any], groups: Mapping[str, Any], schemes: Mappin
             if needs_backtracking(target):
                 return f"its {name} has the target {target!r}, which needs backtracking to be matched"
             owners[target] = name
-        found.append(SchemeGroup(name, targets, scheme._replace(excluded=excluded)))
-    return MixedForm(tuple(found), excluded)
+        scheme_groups.append(SchemeGroup(name, targets, scheme._replace(excluded=excluded)))
+    return MixedForm(tuple(scheme_groups), excluded)
 
 
 def _group_scheme(name: str, group: Mapping[str, Any], common: Any) -> Form | str:
@@ -273,10 +279,10 @@ def _group_scheme(name: str, group: Mapping[str, Any], common: Any) -> Form | st
 
 def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
     """As `QuantMethod.detect`: packed integers in all quantized layers, or groups of layers with different schemes."""
-    found = _read(config)
-    if found == "":
+    form = _read(config)
+    if form == "":
         return _PACKED_METHOD.detect(folder, config)
-    return True if isinstance(found, MixedForm) else found
+    return True if isinstance(form, MixedForm) else form
 
 
 def schemes(model: StoredModel) -> LayerSchemes:
@@ -341,25 +347,25 @@ def _row_block(model: ModelFacts) -> int:
     return max((block[0] for block in blocks if block is not None), default=1)
 
 
-def read_packed(stated: Mapping[str, Any]) -> PackedForm | str:
+def read_packed(quant_config: Mapping[str, Any]) -> PackedForm | str:
     """The form of a configuration whose layers all have packed integers; "" for others, and a clause likewise."""
-    groups = stated.get("config_groups")
+    groups = quant_config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         return "it has no config_groups"
     if others := [name for name, group in groups.items() if not isinstance(group, Mapping)]:
         return f"its {others[0]} is {groups[others[0]]!r}, not an object"
-    forms = {str(group.get("format") or stated.get("format")) for group in groups.values()}
+    forms = {str(group.get("format") or quant_config.get("format")) for group in groups.values()}
     if forms != {_PACKED}:
         return ""
-    if (refused := unsupported_kv_scheme(stated)) is not None:
+    if (refused := unsupported_kv_scheme(quant_config)) is not None:
         return refused
-    if stated.get("transform_config"):
+    if quant_config.get("transform_config"):
         return "it has a transform_config"
     schemes = {packed_group(name, group) for name, group in groups.items()}
     if len(schemes) > 1:
         return "its groups of layers are quantized differently"
     (scheme,) = schemes
-    return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))
+    return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(quant_config, "ignore"))
 
 
 def packed_group(name: str, group: Mapping[str, Any]) -> PackedForm | str:
@@ -384,49 +390,51 @@ def packed_group(name: str, group: Mapping[str, Any]) -> PackedForm | str:
 
 def read_float(config: Mapping[str, Any]) -> Fp8Form | str | None:
     """The form of a checkpoint whose layers are all in FP8; a clause if layers do not support it; None for others."""
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping) or str(stated.get("quant_method", "")).lower() != COMPRESSED_TENSORS:
+    quant_config = config.get("quantization_config")
+    if not isinstance(quant_config, Mapping) or str(quant_config.get("quant_method", "")).lower() != COMPRESSED_TENSORS:
         return None
-    if not _is_float(stated):
+    if not _is_float(quant_config):
         return None
     try:
-        return _read_float(stated)
+        return _read_float(quant_config)
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
         return f"its quantization_config has an invalid value ({type(error).__name__}: {error})"
 
 
-def _is_float(stated: Mapping[str, Any]) -> bool:
+def _is_float(quant_config: Mapping[str, Any]) -> bool:
     """Whether a configuration of compressed-tensors states FP8 weights, whatever else it does."""
-    groups = stated.get("config_groups")
+    groups = quant_config.get("config_groups")
     groups = [group for group in groups.values() if isinstance(group, Mapping)] if isinstance(groups, Mapping) else []
-    forms = {str(group.get("format") or stated.get("format")) for group in groups}
+    forms = {str(group.get("format") or quant_config.get("format")) for group in groups}
     weights = [group.get("weights") for group in groups]
-    kinds = {str(each.get("type")) if isinstance(each, Mapping) else "" for each in weights}
+    kinds = {str(weight.get("type")) if isinstance(weight, Mapping) else "" for weight in weights}
     return forms == {_FLOAT_FORMATS[0]} or (forms == {_FLOAT_FORMATS[1]} and kinds == {"float"})
 
 
-def _read_float(stated: Mapping[str, Any]) -> Fp8Form | str:
-    if stated.get("transform_config"):
+def _read_float(quant_config: Mapping[str, Any]) -> Fp8Form | str:
+    if quant_config.get("transform_config"):
         return "it has a transform_config"
-    if (refused := unsupported_kv_scheme(stated)) is not None:
+    if (refused := unsupported_kv_scheme(quant_config)) is not None:
         return refused
-    sparsity = stated.get("sparsity_config") or {}
+    sparsity = quant_config.get("sparsity_config") or {}
     if not isinstance(sparsity, Mapping):
         return f"its sparsity_config is {sparsity!r}, not an object"
     if sparsity.get("format", "dense") != "dense":
         return f"its weights are sparse, in the format {sparsity['format']}"
-    groups = {name: float_group(name, group) for name, group in stated["config_groups"].items()}
+    groups = {name: float_group(name, group) for name, group in quant_config["config_groups"].items()}
     schemes = set(with_same_inputs(groups).values())
     if len(schemes) > 1:
         return "its groups of layers are quantized differently"
     (scheme,) = schemes
-    return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(stated, "ignore"))
+    return scheme if isinstance(scheme, str) else scheme._replace(excluded=stated_names(quant_config, "ignore"))
 
 
 def with_same_inputs(groups: Mapping[str, AnyForm]) -> dict[str, AnyForm]:
     """Groups of layers that state quantized inputs only if all those in FP8 do: products are chosen for all layers."""
-    inputs = all(each.inputs for each in groups.values() if isinstance(each, Fp8Form))
-    return {name: each._replace(inputs=inputs) if isinstance(each, Fp8Form) else each for name, each in groups.items()}
+    inputs = all(group.inputs for group in groups.values() if isinstance(group, Fp8Form))
+    return {
+        name: group._replace(inputs=inputs) if isinstance(group, Fp8Form) else group for name, group in groups.items()
+    }
 
 
 def float_group(name: str, group: Mapping[str, Any]) -> Fp8Form | str:
@@ -455,35 +463,35 @@ def float_group(name: str, group: Mapping[str, Any]) -> Fp8Form | str:
             return f"its {name} has scales per {other}, not per tensor, channel or block"
 
 
-def read_int(stated: Mapping[str, Any], other_formats: tuple[str, ...]) -> Int8Form | str:
+def read_int(quant_config: Mapping[str, Any], other_formats: tuple[str, ...]) -> Int8Form | str:
     """The scheme of a `quantization_config`, or the first reason why it is not one of int8.
 
     `other_formats`: those of other methods, which the reason names.
     """
-    if stated.get("format") not in (_INT, _NAIVE):
-        return f"its format is {stated.get('format')}, not {', '.join(other_formats)} or {_INT}"
-    if (refused := unsupported_kv_scheme(stated)) is not None:
+    if quant_config.get("format") not in (_INT, _NAIVE):
+        return f"its format is {quant_config.get('format')}, not {', '.join(other_formats)} or {_INT}"
+    if (refused := unsupported_kv_scheme(quant_config)) is not None:
         return refused
-    if stated.get("transform_config"):
+    if quant_config.get("transform_config"):
         return "it has a transform_config"
-    sparsity = stated.get("sparsity_config")
+    sparsity = quant_config.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
         return f"its weights are sparse, in the format {sparsity['format']}"
-    groups = stated.get("config_groups")
+    groups = quant_config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         return "it has no config_groups"
-    if (refused := unsupported_names(stated)) is not None:
+    if (refused := unsupported_names(quant_config)) is not None:
         return refused
     first, *others = dict.fromkeys(int_group(name, group) for name, group in groups.items())
     if others:
-        reasons = (each for each in (first, *others) if isinstance(each, str))
+        reasons = (other for other in (first, *others) if isinstance(other, str))
         return next(reasons, "its groups of layers are quantized differently")
-    return first if isinstance(first, str) else first._replace(excluded=stated_names(stated, "ignore"))
+    return first if isinstance(first, str) else first._replace(excluded=stated_names(quant_config, "ignore"))
 
 
-def unsupported_names(stated: Mapping[str, Any]) -> str | None:
+def unsupported_names(quant_config: Mapping[str, Any]) -> str | None:
     try:
-        stated_names(stated, "ignore")
+        stated_names(quant_config, "ignore")
     except ValueError as error:
         return f"its {error}"
     return None
@@ -553,10 +561,10 @@ def _layout(group: Mapping[str, Any], form: str | None, dtype: str) -> Layout:
     strategy = weights.get("strategy") or ("tensor" if size == 0 else "group" if size > 0 else "channel")
     symmetric, block = weights.get("symmetric", True), Fp8Form()
     if strategy == "block":
-        found = with_block(block, weights.get("block_structure") or [128, 128])
-        if isinstance(found, str):
-            raise UnknownStorage(found)
-        block = found
+        block_or_reason = with_block(block, weights.get("block_structure") or [128, 128])
+        if isinstance(block_or_reason, str):
+            raise UnknownStorage(block_or_reason)
+        block = block_or_reason
     ordered = weights.get("actorder") not in (None, False, "static", "weight")
     if strategy not in ("tensor", "channel", "group", "block", "tensor_group"):
         raise UnknownStorage(f"quantization of strategy {strategy} is not known")

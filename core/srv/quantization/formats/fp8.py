@@ -34,8 +34,8 @@ FP8, FBGEMM = "fp8", "fbgemm_fp8"
 
 def read(folder: Path, config: Mapping[str, Any]) -> Fp8Form | str | None:
     """The form of a checkpoint of `fp8`; a clause if layers do not support it; None if it is of another method."""
-    found = _read(FP8, _read_fp8, config)
-    return compressed_tensors.read_float(config) if found is None else found
+    form = _read(FP8, _read_fp8, config)
+    return compressed_tensors.read_float(config) if form is None else form
 
 
 def read_fbgemm(folder: Path, config: Mapping[str, Any]) -> Fp8Form | str | None:
@@ -46,27 +46,28 @@ def read_fbgemm(folder: Path, config: Mapping[str, Any]) -> Fp8Form | str | None
 def _read(
     name: str, read_form: Callable[[Mapping[str, Any]], Fp8Form | str], config: Mapping[str, Any]
 ) -> Fp8Form | str | None:
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping) or str(stated.get("quant_method", "")).lower() != name:
+    quant_config = config.get("quantization_config")
+    if not isinstance(quant_config, Mapping) or str(quant_config.get("quant_method", "")).lower() != name:
         return None
     try:
-        return read_form(stated)
+        return read_form(quant_config)
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
         return f"its quantization_config has an invalid value ({type(error).__name__}: {error})"
 
 
-def _read_fp8(stated: Mapping[str, Any]) -> Fp8Form | str:
-    if str(stated.get("fmt") or "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
-        return f"its weights have the format {stated['fmt']}, not e4m3"
-    if str(stated.get("expert_dtype") or "fp8").lower() != "fp8":
-        return f"its experts are stored as {stated['expert_dtype']}, not as fp8"
-    excluded = stated_names(stated, "ignored_layers", "modules_to_not_convert")
-    inputs = str(stated.get("activation_scheme")).lower() in ("dynamic", "static")
-    return with_block(Fp8Form(excluded=excluded, inputs=inputs), stated.get("weight_block_size"))
+def _read_fp8(quant_config: Mapping[str, Any]) -> Fp8Form | str:
+    if str(quant_config.get("fmt") or "e4m3").lower() not in ("e4m3", "float8_e4m3fn"):
+        return f"its weights have the format {quant_config['fmt']}, not e4m3"
+    if str(quant_config.get("expert_dtype") or "fp8").lower() != "fp8":
+        return f"its experts are stored as {quant_config['expert_dtype']}, not as fp8"
+    excluded = stated_names(quant_config, "ignored_layers", "modules_to_not_convert")
+    inputs = str(quant_config.get("activation_scheme")).lower() in ("dynamic", "static")
+    return with_block(Fp8Form(excluded=excluded, inputs=inputs), quant_config.get("weight_block_size"))
 
 
-def _read_fbgemm(stated: Mapping[str, Any]) -> Fp8Form | str:
-    return Fp8Form(excluded=stated_names(stated, "modules_to_not_convert"), inputs=True)  # the method has no other
+def _read_fbgemm(quant_config: Mapping[str, Any]) -> Fp8Form | str:
+    excluded = stated_names(quant_config, "modules_to_not_convert")
+    return Fp8Form(excluded=excluded, inputs=True)  # the method has no other
 
 
 def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:

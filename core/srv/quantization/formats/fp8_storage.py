@@ -43,16 +43,16 @@ class Fp8StorageFormat(StorageFormat):
         return {name for name in names if name == f"lm_head.{SCALE}"}  # of the copy of a tied output layer
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in stored.items():
             layer, kind = self._kind(name)
             if kind == "weight":
                 self._sizes[layer] = shape
                 if len(shape) == 2 and not self._model.dequantizes(layer):
-                    found[f"{layer}.{SCALE}"] = self._held_as.scale_shape(*shape)
+                    shapes[f"{layer}.{SCALE}"] = self._held_as.scale_shape(*shape)
             if kind in ("weight", ""):
-                found[self.parts(name)[0]] = shape
-        return found
+                shapes[self.parts(name)[0]] = shape
+        return shapes
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         layer, kind = self._kind(name)

@@ -83,10 +83,10 @@ def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def scale_fits(form: Fp8Form, weight: ScaledWeight) -> bool:
     """Whether a stored scale is one of the form for this weight."""
-    shape, held = squeezed(weight.scale_shape), form.held.scale_shape(weight.outputs, weight.inputs)
+    shape, expected = squeezed(weight.scale_shape), form.held.scale_shape(weight.outputs, weight.inputs)
     if form.block is not None:
-        return shape == held or (shape == () and held == (1, 1))
-    return math.prod(shape) == 1 or shape in (held, held[:1])
+        return shape == expected or (shape == () and expected == (1, 1))
+    return math.prod(shape) == 1 or shape in (expected, expected[:1])
 
 
 def are_fp8(model: StoredModel, form: Fp8Form, names: Sequence[str]) -> bool:
@@ -96,18 +96,18 @@ def are_fp8(model: StoredModel, form: Fp8Form, names: Sequence[str]) -> bool:
     weights that layers cannot hold; missing_tensors, dtype_mismatch and shape_mismatch for damaged ones.
     """
     stored = {name: _is_stored(model, form, name) for name in names} if model.types else {}
-    found = stored or {name: declares(form, name) for name in names}
-    if len(set(found.values())) > 1:
-        fp8, plain = (next(name for name, each in found.items() if each is kind) for kind in (True, False))
+    is_fp8 = stored or {name: declares(form, name) for name in names}
+    if len(set(is_fp8.values())) > 1:
+        fp8, plain = (next(name for name, value in is_fp8.items() if value is kind) for kind in (True, False))
         reason = f"of layers that share one input, {fp8} is FP8 and {plain} is not"
         raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
-    return next(iter(found.values()))
+    return next(iter(is_fp8.values()))
 
 
 def _is_stored(model: StoredModel, form: Fp8Form, name: str) -> bool:
     stored = f"{name}.{form.weight}"
     dtype, path = model.types.get(stored), model.facts.path
-    scale = next((each for suffix in form.scales if (each := f"{name}.{suffix}") in model.types), None)
+    scale = next((tensor for suffix in form.scales if (tensor := f"{name}.{suffix}") in model.types), None)
     if dtype is None and scale is not None:
         scale = model.stored_names.get(scale, scale)
         raise ModelError("missing_tensors", path, f"it lacks {stored}, which {scale} scales", DOWNLOAD_REMEDY)
@@ -147,8 +147,8 @@ def _check_halves(model: StoredModel, form: Fp8Form, weight: ScaledWeight, shown
 
     transformers stores two rows of scales, one for each of them, where both have fewer rows than a block.
     """
-    found = expert_tensor(shown)
-    if form.block is None or found is None or len(found.projections) == 1:
+    expert = expert_tensor(shown)
+    if form.block is None or expert is None or len(expert.projections) == 1:
         return
     rows, outputs = form.block[0], weight.outputs
     own_rows = 2 * outputs <= rows and weight.scale_shape[:1] in ((), (1,))
@@ -195,13 +195,13 @@ def with_block(form: Fp8Form, size: Any) -> Fp8Form | str:
 
 def schemes(model: StoredModel, form: Fp8Form) -> LayerSchemes:
     """Raises ModelError as `are_fp8`."""
-    held = form.held
+    quantized = form.held
     check_dequantized(model, form)
 
     def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Fp8 | None:
         if embedding:
             check_embedding(model, names[0])
-        return None if embedding or not are_fp8(model, form, names) else held
+        return None if embedding or not are_fp8(model, form, names) else quantized
 
     return scheme
 
@@ -215,18 +215,18 @@ def method(
     """
 
     def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
-        found = read(folder, config)
-        return found if isinstance(found, str) else found is not None
+        form = read(folder, config)
+        return form if isinstance(form, str) else form is not None
 
     def of_form(model: ModelFacts) -> QuantMethod:
-        found = read(Path(model.path), model.config) or Fp8Form()
-        return made if isinstance(found, str) else made._replace(fp8_inputs=found.inputs)
+        form = read(Path(model.path), model.config) or Fp8Form()
+        return created if isinstance(form, str) else created._replace(fp8_inputs=form.inputs)
 
     def row_block(model: ModelFacts) -> int:
-        found = read(Path(model.path), model.config)
-        return found.block[0] if isinstance(found, Fp8Form) and found.block is not None else 1
+        form = read(Path(model.path), model.config)
+        return form.block[0] if isinstance(form, Fp8Form) and form.block is not None else 1
 
-    made = QuantMethod(
+    created = QuantMethod(
         name=name,
         storage=storage,
         ops=("linear_fp8",),
@@ -242,7 +242,7 @@ def method(
         dequantizable=True,
         **facts,
     )
-    return made
+    return created
 
 
 def form_of(model: StoredModel, read: Callable[[Path, Mapping[str, Any]], Fp8Form | str | None]) -> Fp8Form:
@@ -250,7 +250,7 @@ def form_of(model: StoredModel, read: Callable[[Path, Mapping[str, Any]], Fp8For
 
     Raises ModelError unsupported_quantization for a form that layers do not support.
     """
-    found = read(Path(model.facts.path), model.facts.config) or Fp8Form()
-    if isinstance(found, Fp8Form):
-        return found
-    raise ModelError("unsupported_quantization", model.facts.path, found, REMEDY)
+    form = read(Path(model.facts.path), model.facts.config) or Fp8Form()
+    if isinstance(form, Fp8Form):
+        return form
+    raise ModelError("unsupported_quantization", model.facts.path, form, REMEDY)

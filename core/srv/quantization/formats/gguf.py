@@ -38,7 +38,7 @@ def schemes(model: StoredModel) -> LayerSchemes:
 
 
 def _unlike_experts(name: str, types: tuple[str, ...]) -> ModelError:
-    stored = " and ".join(sorted({each or "an unknown type" for each in types}))
+    stored = " and ".join(sorted({quant_type or "an unknown type" for quant_type in types}))
     return ModelError(
         "unsupported_quantization",
         f"{name.partition(_EXPERT)[0]}.experts",

@@ -16,16 +16,16 @@ from srv.quantization.method import StoredCounts, UnknownStorage
 NAME = "gptq"
 
 
-def read_form(stated: Mapping[str, Any]) -> PackedForm | str:
-    bits, form = first(stated, "bits"), str(first(stated, "checkpoint_format", "format") or "gptq").lower()
-    symmetric = bool(first(stated, "sym", default=True))
+def read_form(quant_config: Mapping[str, Any]) -> PackedForm | str:
+    bits, form = first(quant_config, "bits"), str(first(quant_config, "checkpoint_format", "format") or "gptq").lower()
+    symmetric = bool(first(quant_config, "sym", default=True))
     if bits not in (4, 8):
         return f"its integers have {bits} bits, not 4 or 8"
     if form not in ("gptq", "gptq_v2"):
         return f"it is packed for the kernels {form}"
-    if stated.get("pack_dtype") not in (None, "int32"):
-        return f"it is packed in words of {stated['pack_dtype']}, not int32"
-    rules = stated.get("dynamic") or {}
+    if quant_config.get("pack_dtype") not in (None, "int32"):
+        return f"it is packed in words of {quant_config['pack_dtype']}, not int32"
+    rules = quant_config.get("dynamic") or {}
     if other := [rule for rule in rules if not rule.startswith("-:")]:
         return f"its layers are quantized differently (dynamic has a rule for {other[0]!r})"
     if bits == 8 and not symmetric:
@@ -33,9 +33,9 @@ def read_form(stated: Mapping[str, Any]) -> PackedForm | str:
     left_out = tuple(f"{REGEX}{rule.removeprefix('-:')}" for rule in rules)
     for pattern in left_out:
         check_pattern("dynamic", pattern)
-    excluded = (*left_out, *excluded_of(stated))
-    group = group_of(stated)
-    ordered, offset = bool(stated.get("desc_act")) and group > 0, int(form == "gptq")
+    excluded = (*left_out, *excluded_of(quant_config))
+    group = group_of(quant_config)
+    ordered, offset = bool(quant_config.get("desc_act")) and group > 0, int(form == "gptq")
     return grouped(PackedForm("gptq", bits, group, symmetric, ordered, offset, excluded))
 
 

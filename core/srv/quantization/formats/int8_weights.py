@@ -45,7 +45,7 @@ _QUANTIZED = (
 
 def experts_note(model: ModelFacts) -> str:
     """What a checkpoint whose activations are not quantized has to say of its experts; "" if they are not int8."""
-    int8 = (name for name, each in needed_tensors(model).items() if each.dtype == INT8 and ".experts." in name)
+    int8 = (name for name, tensor in needed_tensors(model).items() if tensor.dtype == INT8 and ".experts." in name)
     return _EXPERTS_NOTE if any(int8) else ""
 
 
@@ -53,8 +53,8 @@ def check_experts(model: StoredModel, names: Sequence[str]) -> None:
     """Raises ModelError (unsupported_quantization) for int8 projections of experts that have biases, if any does."""
     experts = f"{names[0].partition('.experts.')[0]}.experts"
     biases = (f"{names[0]}.bias", f"{experts}.gate_up_proj_bias", f"{experts}.down_proj_bias")
-    if found := next((each for each in biases if each in model.types), None):
-        reason = f"the experts {experts} are int8 and have biases ({found}), which experts of int8 cannot have"
+    if bias := next((bias for bias in biases if bias in model.types), None):
+        reason = f"the experts {experts} are int8 and have biases ({bias}), which experts of int8 cannot have"
         raise ModelError("unsupported_quantization", model.facts.path, reason, EXPERTS_REMEDY)
 
 
@@ -79,8 +79,8 @@ class QuantDescription:
     def by_names(self, stored_names: Mapping[str, str]) -> QuantDescription:
         """The same by the names that layers have; `stored_names`: of `StoredModel`."""
         types = self._quant_types
-        own = {name: types[stored] for name, stored in stored_names.items() if stored in types}
-        return QuantDescription(self._path, {**types, **own})
+        own_types = {name: types[stored] for name, stored in stored_names.items() if stored in types}
+        return QuantDescription(self._path, {**types, **own_types})
 
     def __bool__(self) -> bool:
         """Whether any layer is quantized."""
@@ -91,16 +91,16 @@ class QuantDescription:
 
         Raises ModelError (unsupported_quantization) if the layers differ.
         """
-        found = {name: self.of_weight(f"{name}.weight") for name in names}
-        if len(set(found.values())) > 1:
-            differences = ", ".join(f"{name} is {quant_type}" for name, quant_type in found.items())
+        types = {name: self.of_weight(f"{name}.weight") for name in names}
+        if len(set(types.values())) > 1:
+            differences = ", ".join(f"{name} is {quant_type}" for name, quant_type in types.items())
             raise ModelError(
                 "unsupported_quantization",
                 self._path,
                 f"layers that share one input are quantized differently ({differences})",
                 "Quantize them alike: in the list of layers that stay FLOAT, name all of them or none",
             )
-        return next(iter(found.values()))
+        return next(iter(types.values()))
 
     def of_weight(self, name: str) -> str:
         """The type of one weight tensor."""
@@ -133,7 +133,7 @@ def check_int8(
         if f"{layer}.{suffix}" not in model.types:
             _fail(model, "missing_tensors", f"it lacks {layer}.{suffix}")
     _check_dtype(model, weight, (INT8,))
-    extra = [each for each in _stored(model, layer) if each not in tensors and each not in ignored]
+    extra = [tensor for tensor in _stored(model, layer) if tensor not in tensors and tensor not in ignored]
     if extra:
         reason = f"it has {layer}.{extra[0]}, which layers of its kind of int8 do not have"
         _fail(model, "unexpected_tensors", reason)
@@ -144,9 +144,9 @@ def check_int8(
         name = f"{layer}.{suffix}"
         _check_dtype(model, name, beside.dtypes)
         expected = [[shape[0] if size == "out" else size for size in axes] for axes in beside.shapes]
-        if list(found := model.shapes[name]) not in expected:
+        if list(stored_shape := model.shapes[name]) not in expected:
             fits = " or ".join(map(str, expected))
-            reason = f"{name} has the shape {list(found)}, but its weights {list(shape)} need {fits}"
+            reason = f"{name} has the shape {list(stored_shape)}, but its weights {list(shape)} need {fits}"
             _fail(model, "shape_mismatch", reason)
 
 
@@ -199,7 +199,7 @@ class DeclaredDescription(QuantDescription):
     def of_weight(self, name: str) -> str:
         layer = name.removesuffix(".weight")
         linear = layer == _LM_HEAD or (layer.endswith(_LINEAR) and not layer.endswith(UP_PROJECTION))
-        return INT8 if linear and not any(names_layer(each, layer) for each in self._ignored) else UNQUANTIZED
+        return INT8 if linear and not any(names_layer(pattern, layer) for pattern in self._ignored) else UNQUANTIZED
 
 
 def read_description(model: StoredModel) -> QuantDescription:
@@ -230,12 +230,12 @@ def are_int8(
             check_int8(model, name, inputs, beside)
         else:
             check_unquantized(model, name)
-    found = description.quant_type(names) == INT8
-    if found and ".experts." in names[0] and scheme.inputs == "static":
+    is_int8 = description.quant_type(names) == INT8
+    if is_int8 and ".experts." in names[0] and scheme.inputs == "static":
         experts = f"{names[0].partition('.experts.')[0]}.experts"
         reason = f"the experts {experts} are int8 with static activations, which no layers support"
         raise ModelError("unsupported_quantization", model.facts.path, reason, EXPERTS_REMEDY)
-    return found
+    return is_int8
 
 
 def _beside(scheme: Int8Form) -> dict[str, Beside]:
@@ -257,12 +257,12 @@ def check_up_projections(model: StoredModel, scheme: Int8Form) -> None:
 
 def schemes(model: StoredModel, form: Int8Form) -> LayerSchemes:
     """Raises ModelError as `are_int8`."""
-    description, held = read_description(model), form.held
+    description, quantized = read_description(model), form.held
     check_up_projections(model, form)
 
     def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Int8 | None:
         if embedding:
             check_unquantized(model, names[0])
-        return None if embedding or not are_int8(model, description, form, names, inputs) else held
+        return None if embedding or not are_int8(model, description, form, names, inputs) else quantized
 
     return scheme

@@ -21,12 +21,12 @@ _FIELDS = {
 }
 
 
-def stated_kv_field(stated: Mapping[str, Any]) -> str:
+def stated_kv_field(quant_config: Mapping[str, Any]) -> str:
     """The field by which a `quantization_config` says that keys and values are 8-bit floats; "" if none does."""
-    scheme = stated.get("kv_cache_scheme")
+    scheme = quant_config.get("kv_cache_scheme")
     if isinstance(scheme, Mapping) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float"):
         return "kv_cache_scheme"
-    return "kv_cache_quant_algo" if stated.get("kv_cache_quant_algo") == "FP8" else ""
+    return "kv_cache_quant_algo" if quant_config.get("kv_cache_quant_algo") == "FP8" else ""
 
 
 def kv_field(folder: Path, config: Mapping[str, Any]) -> str:
@@ -34,10 +34,10 @@ def kv_field(folder: Path, config: Mapping[str, Any]) -> str:
 
     Raises ModelError (damaged) if a file beside config.json cannot be read.
     """
-    stated = config.get("quantization_config")
-    stated = stated if isinstance(stated, Mapping) else modelopt_file(folder)
-    nested = stated.get("quantization")
-    return stated_kv_field(stated) or (stated_kv_field(nested) if isinstance(nested, Mapping) else "")
+    quant_config = config.get("quantization_config")
+    quant_config = quant_config if isinstance(quant_config, Mapping) else modelopt_file(folder)
+    nested = quant_config.get("quantization")
+    return stated_kv_field(quant_config) or (stated_kv_field(nested) if isinstance(nested, Mapping) else "")
 
 
 def unsupported_kv_scheme(config: Mapping[str, Any]) -> str | None:

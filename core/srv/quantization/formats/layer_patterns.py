@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 REGEX = "re:"  # what regular expressions begin with
 
 
-def stated_names(stated: Mapping[str, Any], *fields: str) -> tuple[str, ...]:
+def stated_names(quant_config: Mapping[str, Any], *fields: str) -> tuple[str, ...]:
     """The names and patterns in some fields of a configuration, each a list or one string.
 
     Raises ValueError for other values, and for invalid regular expressions; the message is a clause without "its".
     """
-    found: list[str] = []
+    patterns: list[str] = []
     for field in fields:
-        value = stated.get(field) or ()
+        value = quant_config.get(field) or ()
         names = [value] if isinstance(value, str) else value
         if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
             raise ValueError(f"{field} is {value!r}, not a list of names")
         for name in names:
             check_pattern(field, name)
-        found += names
-    return tuple(found)
+        patterns += names
+    return tuple(patterns)
 
 
 def check_pattern(field: str, name: str) -> None:
@@ -75,8 +75,8 @@ def names_any(patterns: tuple[str, ...], layer: str) -> bool:
 @lru_cache(maxsize=16)
 def _divided(patterns: tuple[str, ...]) -> tuple[re.Pattern[str] | None, tuple[str, ...]]:
     """One regular expression for all names, which needs no backtracking, and the other patterns."""
-    others = tuple(each for each in patterns if each.startswith(REGEX) or "*" in each)
-    plain = "|".join(re.escape(each) for each in patterns if each not in others)
+    others = tuple(pattern for pattern in patterns if pattern.startswith(REGEX) or "*" in pattern)
+    plain = "|".join(re.escape(pattern) for pattern in patterns if pattern not in others)
     return re.compile(rf"\.(?:{plain})\.") if plain else None, others
 
 
@@ -88,8 +88,8 @@ def matched_target(targets: Collection[str], names: Sequence[str], layer_class: 
     """
     patterns = sorted(target for target in targets if target.startswith(REGEX))
     exact = (name for name in names if name in targets)
-    matching = (each for each in patterns if any(names_layer(each, name) for name in names))
-    of_class = (each for each in (layer_class,) if each in targets)
+    matching = (pattern for pattern in patterns if any(names_layer(pattern, name) for name in names))
+    of_class = (cls for cls in (layer_class,) if cls in targets)
     return next(itertools.chain(exact, matching, of_class), None)
 
 

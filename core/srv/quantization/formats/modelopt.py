@@ -86,13 +86,13 @@ def read(folder: Path, config: Mapping[str, Any]) -> Fp8Form | NvFp4Form | str |
 
     Raises ModelError (damaged) if ModelOpt's file cannot be read.
     """
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping):
-        stated = modelopt_file(folder)
-    if str(stated.get("quant_method", "")).lower() != NAME:
+    quant_config = config.get("quantization_config")
+    if not isinstance(quant_config, Mapping):
+        quant_config = modelopt_file(folder)
+    if str(quant_config.get("quant_method", "")).lower() != NAME:
         return None
     try:
-        return _read(_fields(stated))
+        return _read(_fields(quant_config))
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
         return f"its quantization_config has an invalid value ({type(error).__name__}: {error})"
 
@@ -103,23 +103,24 @@ def read_fp8(folder: Path, config: Mapping[str, Any]) -> Fp8Form | str | None:
     return f"its quant_algo is {_NVFP4}" if isinstance(form, NvFp4Form) else form
 
 
-def _fields(stated: Mapping[str, Any]) -> dict[str, Any]:
-    return {**stated, **(stated.get("quantization") or {})}  # some have the fields of ModelOpt's file as they are
+def _fields(quant_config: Mapping[str, Any]) -> dict[str, Any]:
+    nested = quant_config.get("quantization") or {}  # some have the fields of ModelOpt's file as they are
+    return {**quant_config, **nested}
 
 
-def _algorithm(stated: Mapping[str, Any]) -> str:
-    return str(stated.get("quant_algo") or "").upper()
+def _algorithm(quant_config: Mapping[str, Any]) -> str:
+    return str(quant_config.get("quant_algo") or "").upper()
 
 
-def _read(stated: Mapping[str, Any]) -> Fp8Form | NvFp4Form | str:
-    if (refused := unsupported_kv_scheme(stated)) is not None:
+def _read(quant_config: Mapping[str, Any]) -> Fp8Form | NvFp4Form | str:
+    if (refused := unsupported_kv_scheme(quant_config)) is not None:
         return refused
-    algorithm, excluded = _algorithm(stated), stated_names(stated, *_EXCLUDED)
+    algorithm, excluded = _algorithm(quant_config), stated_names(quant_config, *_EXCLUDED)
     if algorithm == _NVFP4:
-        size = stated.get("group_size") or GROUP
+        size = quant_config.get("group_size") or GROUP
         return NvFp4Form(excluded) if size == GROUP else f"its group_size is {size}, not {GROUP}"
     if algorithm not in _BLOCKS:
-        return f"its quant_algo is {stated.get('quant_algo')}, not one of {', '.join((*_BLOCKS, _NVFP4))}"
+        return f"its quant_algo is {quant_config.get('quant_algo')}, not one of {', '.join((*_BLOCKS, _NVFP4))}"
     return Fp8Form(_BLOCKS[algorithm], excluded, head=True, inputs=algorithm != _WEIGHTS_ONLY)
 
 
@@ -145,8 +146,8 @@ def is_nvfp4(model: StoredModel, layer: str) -> bool:
     shape, (groups, whole) = model.shapes[weight], (model.shapes[name] for name in scales)
     if len(shape) != 2 or shape[1] * 2 % GROUP:
         fail("shape_mismatch", f"{weight} has the shape {list(shape)}, not [outputs, bytes of groups of {GROUP}]")
-    if groups != (wanted := (shape[0], shape[1] * 2 // GROUP)):
-        reason = f"{scales[0]} has the shape {list(groups)}, but its weights {list(shape)} need {list(wanted)}"
+    if groups != (fitting := (shape[0], shape[1] * 2 // GROUP)):
+        reason = f"{scales[0]} has the shape {list(groups)}, but its weights {list(shape)} need {list(fitting)}"
         fail("shape_mismatch", reason)
     if math.prod(whole) != 1:
         fail("shape_mismatch", f"{scales[1]} has the shape {list(whole)}, and is not one value")
@@ -155,23 +156,25 @@ def is_nvfp4(model: StoredModel, layer: str) -> bool:
 
 def nvfp4_schemes(model: StoredModel) -> LayerSchemes:
     """Raises ModelError as `is_nvfp4`, and for layers of which only some are quantized."""
-    held, path = NvFp4(), model.facts.path
+    nvfp4, path = NvFp4(), model.facts.path
     form = read(Path(path), model.facts.config)
-    stated = Fp8Form(excluded=form.excluded, head=True) if isinstance(form, NvFp4Form) else Fp8Form()
+    float_form = Fp8Form(excluded=form.excluded, head=True) if isinstance(form, NvFp4Form) else Fp8Form()
 
     def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> NvFp4 | None:
-        found = {each: is_nvfp4(model, each) if model.types else declares(stated, each) for each in names}
-        if not any(found.values()):
+        is_quantized = {name: is_nvfp4(model, name) if model.types else declares(float_form, name) for name in names}
+        if not any(is_quantized.values()):
             return None
         if embedding:
             reason = f"{names[0]} is in {_NVFP4}, and no embedding layer supports that"
-        elif not all(found.values()):
-            quantized, plain = (next(name for name, each in found.items() if each is kind) for kind in (True, False))
+        elif not all(is_quantized.values()):
+            quantized, plain = (
+                next(name for name, value in is_quantized.items() if value is kind) for kind in (True, False)
+            )
             reason = f"of layers that share one input, {quantized} is in {_NVFP4} and {plain} is not"
         elif inputs % GROUP:
             reason = f"the {inputs} inputs of {names[0]} are not groups of {GROUP}"
         else:
-            return held
+            return nvfp4
         raise ModelError("unsupported_quantization", path, reason, REMEDY)
 
     return scheme
@@ -179,8 +182,8 @@ def nvfp4_schemes(model: StoredModel) -> LayerSchemes:
 
 def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
     """As `QuantMethod.stored`, with the scales of inputs that ModelOpt writes."""
-    stated = _fields(config)
-    form, algorithm = _read(stated), _algorithm(stated)
+    quant_config = _fields(config)
+    form, algorithm = _read(quant_config), _algorithm(quant_config)
     if isinstance(form, str):
         raise UnknownStorage(form)
 
@@ -193,7 +196,7 @@ def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
         return {DTYPE: outputs * inputs, "float32": math.prod(Fp8(_BLOCKS[algorithm]).scale_shape(outputs, inputs))}
 
     layout = nvfp4 if isinstance(form, NvFp4Form) else fp8
-    return one_layout(layout, names_of(stated, *_EXCLUDED), head=True)
+    return one_layout(layout, names_of(quant_config, *_EXCLUDED), head=True)
 
 
 def _experts(bias: bool) -> tuple[str, str] | None:

@@ -62,14 +62,14 @@ class NvFp4StorageFormat(StorageFormat):
         return {name for name in names if self._suffix(name) == INPUT_SCALE}
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in stored.items():
             suffix = self._suffix(name)
             if self._model.dequantize and suffix == "weight":
-                found[name] = (*shape[:-1], 2 * shape[-1])
+                shapes[name] = (*shape[:-1], 2 * shape[-1])
             elif not (self._model.dequantize and suffix in _SUFFIXES):
-                found[name] = self._outputs(name) if suffix == MATRIX_SCALE else shape
-        return found
+                shapes[name] = self._outputs(name) if suffix == MATRIX_SCALE else shape
+        return shapes
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         suffix = self._suffix(name)
@@ -86,7 +86,7 @@ class NvFp4StorageFormat(StorageFormat):
             return {name: stored}
         layer = name.rpartition(".")[0]
         group = self._groups.add(layer, suffix, stored, len(_SUFFIXES))
-        return {} if group is None else {f"{layer}.weight": self._tables.widened(*(group[each] for each in _SUFFIXES))}
+        return {} if group is None else {f"{layer}.weight": self._tables.widened(*(group[part] for part in _SUFFIXES))}
 
     def _suffix(self, name: str) -> str:
         """That of a tensor of a quantized layer; "" for all others."""
@@ -141,7 +141,7 @@ class NvFp4Matrix(nn.Module):
 
     def dequantized(self, chosen: slice | Tensor, dtype: torch.dtype) -> Tensor:
         """[n, ..., K]: the weights of a part of the first axis."""
-        weight, scale, matrix_scale = (each[chosen] for each in self.tensors)
+        weight, scale, matrix_scale = (tensor[chosen] for tensor in self.tensors)
         return self._tables.widened(weight, scale, matrix_scale).to(dtype)
 
 
@@ -204,7 +204,7 @@ class NvFp4Experts(ExpertWeights):
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for begin in range(0, len(chosen), at_once):
             part = chosen[begin : begin + at_once]
-            gate_up, down = (each.dequantized(part, x.dtype) for each in (self.gate_up, self.down))
+            gate_up, down = (matrix.dequantized(part, x.dtype) for matrix in (self.gate_up, self.down))
             # Places outside the part contribute nothing.
             out += self._compute(x, places - begin, weights, gate_up, down, None, None, sizes.activation)
         return out.to(x.dtype)
@@ -220,7 +220,7 @@ class NvFp4Experts(ExpertWeights):
 
     def weight_views(self) -> dict[str, Tensor]:
         pairs = zip(_SUFFIXES, self.gate_up.tensors, self.down.tensors, strict=True)
-        return {name: view for each in pairs for name, view in self.matrix_views(*each).items()}
+        return {name: view for pair in pairs for name, view in self.matrix_views(*pair).items()}
 
     def weight_slices(self) -> dict[str, Slice]:
         rows = {name: part for suffix in _SUFFIXES for name, part in self.row_slices(suffix).items()}

@@ -36,7 +36,7 @@ class ModelslimStorageFormat(StorageFormat):
         layer, suffix = name.rpartition(".")[::2]
         tensors = self._merged(layer)
         if suffix in tensors:
-            return tuple(f"{layer}.{each}" for each in ("weight", *(("bias",) if "quant_bias" in tensors else ())))
+            return tuple(f"{layer}.{part}" for part in ("weight", *(("bias",) if "quant_bias" in tensors else ())))
         return () if "quant_bias" in tensors else (name,)  # the others of such a layer are redundant
 
     def is_read_whole(self, name: str) -> bool:
@@ -50,15 +50,15 @@ class ModelslimStorageFormat(StorageFormat):
         return {name for name in redundant if name.endswith(".bias")}  # the integers contain no more than the offset
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in stored.items():
             if not self._merged(name.rpartition(".")[0]):
-                found[name] = shape
+                shapes[name] = shape
             elif name.endswith(".weight"):
-                found |= dict(zip(self.parts(name), (shape, shape[:1]), strict=False))
+                shapes |= dict(zip(self.parts(name), (shape, shape[:1]), strict=False))
             elif self.parts(name) == (name,):
-                found[name] = shape
-        return found
+                shapes[name] = shape
+        return shapes
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         if name.endswith(".deq_scale") and stored.dtype is torch.int64:

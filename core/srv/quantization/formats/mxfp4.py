@@ -42,31 +42,31 @@ _DTYPE = "uint8"
 
 
 def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping):
+    quant_config = config.get("quantization_config")
+    if not isinstance(quant_config, Mapping):
         return False
-    method = str(stated.get("quant_method", "")).lower()
-    if method != NAME and (method != "compressed-tensors" or stated.get("format") != _FORMAT):
+    method = str(quant_config.get("quant_method", "")).lower()
+    if method != NAME and (method != "compressed-tensors" or quant_config.get("format") != _FORMAT):
         return False
     try:
-        _excluded(stated)
+        _excluded(quant_config)
     except ValueError as error:
         return f"its {error}"
-    return method == NAME or _unsupported(stated) or True
+    return method == NAME or _unsupported(quant_config) or True
 
 
-def _excluded(stated: Mapping[str, Any]) -> tuple[str, ...]:
-    return stated_names(stated, "modules_to_not_convert", "ignore")
+def _excluded(quant_config: Mapping[str, Any]) -> tuple[str, ...]:
+    return stated_names(quant_config, "modules_to_not_convert", "ignore")
 
 
-def _unsupported(stated: Mapping[str, Any]) -> str | None:
+def _unsupported(quant_config: Mapping[str, Any]) -> str | None:
     """Why the layers do not support a configuration of compressed-tensors; None if they do."""
-    groups = stated.get("config_groups")
+    groups = quant_config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         return "it has no config_groups"
-    if stated.get("transform_config"):
+    if quant_config.get("transform_config"):
         return "it has a transform_config"
-    if (refused := unsupported_kv_scheme(stated)) is not None:
+    if (refused := unsupported_kv_scheme(quant_config)) is not None:
         return refused
     for name, group in groups.items():
         weights = group.get("weights") if isinstance(group, Mapping) else None
@@ -76,9 +76,9 @@ def _unsupported(stated: Mapping[str, Any]) -> str | None:
             return f"its {name} has the format {group['format']}, not {_FORMAT}"
         if group.get("input_activations") or group.get("output_activations"):
             return f"its {name} quantizes activations as well"
-        found = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
-        if found != (4, "float", BLOCK):
-            bits, kind, size = found
+        code = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+        if code != (4, "float", BLOCK):
+            bits, kind, size = code
             return f"its {name} has weights of {bits} bits of type {kind} in groups of {size}, not 4, float and {BLOCK}"
     return None
 
@@ -87,19 +87,19 @@ def is_quantized(model: StoredModel, name: str) -> bool:
     """Whether a projection is in MXFP4: its tensors say so; without weights, the configuration does."""
     expert = _EXPERT.match(name)
     if model.types:
-        fused = () if expert is None else tuple(f"{expert[1]}.{each}_blocks" for each in FUSED)
-        wanted = fused[:1] if not name.endswith("down_proj") else fused[1:]
-        return f"{name}.{PACKED}" in model.types or any(each in model.types for each in wanted)
-    stated = model.facts.config.get("quantization_config") or {}
-    if str(stated.get("quant_method", "")).lower() == NAME:
+        fused = () if expert is None else tuple(f"{expert[1]}.{matrix}_blocks" for matrix in FUSED)
+        blocks = fused[:1] if not name.endswith("down_proj") else fused[1:]
+        return f"{name}.{PACKED}" in model.types or any(tensor in model.types for tensor in blocks)
+    quant_config = model.facts.config.get("quantization_config") or {}
+    if str(quant_config.get("quant_method", "")).lower() == NAME:
         chosen = expert is not None
     else:
-        chosen = matched_target(_targets(stated), (name,), LINEAR) is not None
-    return chosen and not any(names_layer(each, name) for each in _excluded(stated))
+        chosen = matched_target(_targets(quant_config), (name,), LINEAR) is not None
+    return chosen and not any(names_layer(pattern, name) for pattern in _excluded(quant_config))
 
 
-def _targets(stated: Mapping[str, Any]) -> tuple[str, ...]:
-    groups = stated.get("config_groups") or {}
+def _targets(quant_config: Mapping[str, Any]) -> tuple[str, ...]:
+    groups = quant_config.get("config_groups") or {}
     return tuple(itertools.chain(*(stated_names(group, "targets") for group in groups.values())))
 
 
@@ -109,15 +109,17 @@ def are_quantized(model: StoredModel, names: Sequence[str], inputs: int) -> bool
     Raises ModelError: unsupported_quantization if only some are, or for inputs that are not whole blocks;
     missing_tensors, dtype_mismatch and shape_mismatch for damaged ones.
     """
-    for owner, part in sorted({each for name in names for each in _stored_as(name)} if model.types else ()):
-        stored = {each: model.shapes[f"{owner}.{each}"] for each in PAIRS[part] if f"{owner}.{each}" in model.types}
+    for owner, part in sorted({pair for name in names for pair in _stored_as(name)} if model.types else ()):
+        stored = {
+            tensor: model.shapes[f"{owner}.{tensor}"] for tensor in PAIRS[part] if f"{owner}.{tensor}" in model.types
+        }
         if stored and f"{owner}.weight" not in model.types:
             check_tensors(model, owner, part, stored)
-    kept = {name: is_quantized(model, name) for name in names}
-    if not any(kept.values()):
+    is_mxfp4 = {name: is_quantized(model, name) for name in names}
+    if not any(is_mxfp4.values()):
         return False
-    if not all(kept.values()):
-        quantized, plain = (next(name for name, each in kept.items() if each is kind) for kind in (True, False))
+    if not all(is_mxfp4.values()):
+        quantized, plain = (next(name for name, value in is_mxfp4.items() if value is kind) for kind in (True, False))
         reason = f"of layers that share one input, {quantized} is quantized and {plain} is not"
     elif inputs % BLOCK:
         reason = f"the {inputs} inputs of {names[0]} are not whole blocks of {BLOCK}"
@@ -158,8 +160,8 @@ def check_tensors(model: StoredModel, owner: str, part: str, shapes: Mapping[str
         whole = (blocks[0], blocks[1] * 2) if fits else ()
         expected = (blocks[0], blocks[1] * 2 // BLOCK) if fits else ()
     if not fits:
-        wanted = f"[experts, outputs, blocks, {BLOCK // 2}]" if fused else f"[outputs, blocks of {BLOCK // 2}]"
-        fail("shape_mismatch", f"{owner}.{PAIRS[part][0]} has the shape {list(blocks)}, not {wanted}")
+        form = f"[experts, outputs, blocks, {BLOCK // 2}]" if fused else f"[outputs, blocks of {BLOCK // 2}]"
+        fail("shape_mismatch", f"{owner}.{PAIRS[part][0]} has the shape {list(blocks)}, not {form}")
     if scales != expected:
         reason = f"{owner}.{PAIRS[part][1]} has the shape {list(scales)}, but {list(expected)} fits its blocks"
         fail("shape_mismatch", f"{reason} of {BLOCK} weights")

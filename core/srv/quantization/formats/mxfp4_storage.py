@@ -49,31 +49,33 @@ class MXFP4StorageFormat(StorageFormat):
         if part == "weight":
             return (f"{owner}.weight",)
         count = self._shapes.get(f"{owner}.{part}", (0,))[0]
-        return tuple(f"{owner}.{expert}.{each}.weight" for expert in range(count) for each in PROJECTIONS[part])
+        return tuple(
+            f"{owner}.{expert}.{projection}.weight" for expert in range(count) for projection in PROJECTIONS[part]
+        )
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        loaded: dict[str, tuple[int, ...]] = {}
         tensors: dict[tuple[str, str], dict[str, tuple[int, ...]]] = {}
         for name, shape in stored.items():
             owner, part, suffix = self._split(name)
             if part:
                 tensors.setdefault((owner, part), {})[suffix] = shape
             else:
-                found[name] = shape
+                loaded[name] = shape
         for (owner, part), shapes in tensors.items():
             shape = self._shapes[f"{owner}.{part}"] = check_tensors(self._model, owner, part, shapes)
             *_, outputs, inputs = shape
             rows = outputs // len(PROJECTIONS.get(part, (part,)))
             width = inputs if self._model.dequantize else inputs // BLOCK * _SIZE
-            found |= dict.fromkeys(self._targets(owner, part), (rows, width))
-        return found
+            loaded |= dict.fromkeys(self._targets(owner, part), (rows, width))
+        return loaded
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         owner, part, suffix = self._split(name)
         if not part:
             return {name: stored}
         pair = self._groups.add(f"{owner}.{part}", suffix, stored, len(PAIRS[part]))
-        return {} if pair is None else self._rows(owner, part, *(pair[each] for each in PAIRS[part]))
+        return {} if pair is None else self._rows(owner, part, *(pair[kind] for kind in PAIRS[part]))
 
     def _split(self, name: str) -> tuple[str, str, str]:
         """The owner of a tensor, which of its weights it belongs to, and its suffix; "" for all other tensors."""
@@ -87,13 +89,13 @@ class MXFP4StorageFormat(StorageFormat):
         rows_of = _dequantized if self._model.dequantize else _blocks
         if part == "weight":
             return {f"{owner}.weight": rows_of(blocks.view(*blocks.shape[:-1], -1, BLOCK // 2), scales)}
-        found: dict[str, Tensor] = {}
+        weights: dict[str, Tensor] = {}
         count = len(PROJECTIONS[part])
         for expert, (stored, factors) in enumerate(zip(blocks, scales, strict=True)):
             rows = rows_of(stored, factors)
-            for index, each in enumerate(PROJECTIONS[part]):
-                found[f"{owner}.{expert}.{each}.weight"] = rows[index::count]
-        return found
+            for index, projection in enumerate(PROJECTIONS[part]):
+                weights[f"{owner}.{expert}.{projection}.weight"] = rows[index::count]
+        return weights
 
     def _fail(self, code: str, reason: str) -> NoReturn:
         raise ModelError(code, self._path, reason, DOWNLOAD_REMEDY)

@@ -95,20 +95,20 @@ def grouped(form: PackedForm) -> PackedForm | str:
     return form
 
 
-def first(stated: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+def first(quant_config: Mapping[str, Any], *names: str, default: Any = None) -> Any:
     """The first field of these that is stated."""
-    return next((stated[name] for name in names if stated.get(name) is not None), default)
+    return next((quant_config[name] for name in names if quant_config.get(name) is not None), default)
 
 
-def group_of(stated: Mapping[str, Any]) -> int:
+def group_of(quant_config: Mapping[str, Any]) -> int:
     """Inputs per scale; 0 for one scale of all inputs, as -1 and null say."""
-    return max(0, int(first(stated, "group_size", "q_group_size", default=0)))
+    return max(0, int(first(quant_config, "group_size", "q_group_size", default=0)))
 
 
-def excluded_of(stated: Mapping[str, Any]) -> tuple[str, ...]:
+def excluded_of(quant_config: Mapping[str, Any]) -> tuple[str, ...]:
     """The layers that are not quantized, with the output layer unless the configuration says that it is."""
-    excluded = stated_names(stated, "modules_to_not_convert")
-    return excluded if stated.get("lm_head") else (*excluded, _LM_HEAD)
+    excluded = stated_names(quant_config, "modules_to_not_convert")
+    return excluded if quant_config.get("lm_head") else (*excluded, _LM_HEAD)
 
 
 def check_tensors(
@@ -128,9 +128,9 @@ def check_tensors(
     if extra := [suffix for suffix in shapes if suffix not in form.suffixes]:
         fail("unexpected_tensors", f"it has {layer}.{extra[0]}, which its quantization_config does not state")
     for suffix in shapes:
-        wanted = FLOATS if suffix in SCALES else ("int32", "int64") if suffix in _INDICES else ("int32",)
-        if (dtype := model.types.get(f"{layer}.{suffix}", wanted[0])) not in wanted:
-            fail("dtype_mismatch", f"{layer}.{suffix} is stored as {dtype}, not as {' or '.join(wanted)}")
+        dtypes = FLOATS if suffix in SCALES else ("int32", "int64") if suffix in _INDICES else ("int32",)
+        if (dtype := model.types.get(f"{layer}.{suffix}", dtypes[0])) not in dtypes:
+            fail("dtype_mismatch", f"{layer}.{suffix} is stored as {dtype}, not as {' or '.join(dtypes)}")
     first = shapes[form.suffixes[0]]
     if len(first) != 2:
         fail("shape_mismatch", f"{layer}.{form.suffixes[0]} has the shape {list(first)}, not two axes")
@@ -205,7 +205,7 @@ def are_packed(model: StoredModel, form: PackedForm, names: Sequence[str], input
         return False
     reason = unfit_inputs(form, inputs, names[0])
     if not all(packed.values()):
-        quantized, plain = (next(name for name, each in packed.items() if each is kind) for kind in (True, False))
+        quantized, plain = (next(name for name, value in packed.items() if value is kind) for kind in (True, False))
         reason = f"of layers that share one input, {quantized} is quantized and {plain} is not"
     if reason is not None:
         raise ModelError("unsupported_quantization", model.facts.path, reason, REMEDY)
@@ -232,11 +232,11 @@ def check_dequantized(model: StoredModel, form: PackedForm) -> None:
 
 def schemes(model: StoredModel, form: PackedForm) -> LayerSchemes:
     """Raises ModelError as `are_packed`."""
-    held = form.held
+    quantized = form.held
     check_dequantized(model, form)
 
     def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Blocks | None:
-        return None if embedding or not are_packed(model, form, names, inputs) else held
+        return None if embedding or not are_packed(model, form, names, inputs) else quantized
 
     return scheme
 
@@ -251,8 +251,8 @@ def method(
     """
 
     def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
-        found = read(name, read_form, config)
-        return True if isinstance(found, PackedForm) else found or False
+        form = read(name, read_form, config)
+        return True if isinstance(form, PackedForm) else form or False
 
     def of_model(model: StoredModel) -> LayerSchemes:
         if read(name, read_form, model.facts.config) == "":  # the value of --quantization is refused
@@ -283,19 +283,19 @@ def read(
     name: str, read_form: Callable[[Mapping[str, Any]], PackedForm | str], config: Mapping[str, Any]
 ) -> PackedForm | str:
     """The form; a clause if the layers do not support it; "" if it is of another method."""
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping) or str(stated.get("quant_method", "")).lower() != name:
+    quant_config = config.get("quantization_config")
+    if not isinstance(quant_config, Mapping) or str(quant_config.get("quant_method", "")).lower() != name:
         return ""
     try:
-        return read_form(stated)
+        return read_form(quant_config)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         return f"its quantization_config has an invalid value ({error})"
 
 
 def form_of(name: str, read_form: Callable[[Mapping[str, Any]], PackedForm | str], model: StoredModel) -> PackedForm:
     """That of a checkpoint that was detected. Raises ModelError if its configuration is damaged."""
-    found = read(name, read_form, model.facts.config)
-    if isinstance(found, PackedForm):
-        return found
-    reason = found or "its quantization_config is not that of packed integers"
+    form = read(name, read_form, model.facts.config)
+    if isinstance(form, PackedForm):
+        return form
+    reason = form or "its quantization_config is not that of packed integers"
     raise ModelError("unsupported_quantization", model.facts.path, reason, "Use another checkpoint of the model")

@@ -49,23 +49,23 @@ class PackedStorageFormat(StorageFormat):
         return self._biases
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         layers: dict[str, dict[str, tuple[int, ...]]] = {}
         for name, shape in stored.items():
             layer, suffix = self._split(name)
             if suffix:
                 layers.setdefault(layer, {})[suffix] = shape
             else:
-                found[name] = shape
+                shapes[name] = shape
         for layer, tensors in layers.items():
             outputs, inputs = check_tensors(self._model, self._form, layer, tensors)
             if self._model.dequantizes(layer):
-                found[f"{layer}.weight"] = (outputs, inputs)
+                shapes[f"{layer}.weight"] = (outputs, inputs)
                 continue
-            found[f"{layer}.weight"] = (outputs, row_bytes(self._form.block_type, inputs))
+            shapes[f"{layer}.weight"] = (outputs, row_bytes(self._form.block_type, inputs))
             if self._form.ordered:
-                found[f"{layer}.columns"] = (inputs,)
-        return found
+                shapes[f"{layer}.columns"] = (inputs,)
+        return shapes
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         layer, suffix = self._split(name)
@@ -89,7 +89,7 @@ class PackedStorageFormat(StorageFormat):
         values, scales, zeros = self._unpacked(layer, tensors)
         if not bool(scales.any()):
             self._check_zeros(layer, values, zeros)
-        found: dict[str, Tensor] = {}
+        loaded: dict[str, Tensor] = {}
         order = next((tensors[suffix].long() for suffix in _ORDER if suffix in tensors), None)
         if order is not None and not form.ordered:
             groups = torch.arange(values.shape[1]) // (form.group or values.shape[1])
@@ -101,12 +101,12 @@ class PackedStorageFormat(StorageFormat):
             if int(order.min()) < 0 or counts.tolist() != [form.group] * scales.shape[1]:
                 self._fail("damaged", f"the inputs of {layer} do not fill its groups of {form.group}")
             columns = order.argsort(stable=True)
-            values, found[f"{layer}.columns"] = values[:, columns], columns
+            values, loaded[f"{layer}.columns"] = values[:, columns], columns
         if self._model.dequantizes(layer):
             wide = self._widened(values, scales, zeros)
             return {f"{layer}.weight": wide[:, columns.argsort()] if form.ordered else wide}
-        found[f"{layer}.weight"] = blocks(values.contiguous(), scales, zeros, form.bits)
-        return found
+        loaded[f"{layer}.weight"] = blocks(values.contiguous(), scales, zeros, form.bits)
+        return loaded
 
     def _widened(self, values: Tensor, scales: Tensor, zeros: Tensor | None) -> Tensor:
         """Dequantized in float32; the arguments are as `_unpacked` returns them."""
@@ -139,8 +139,8 @@ class PackedStorageFormat(StorageFormat):
         """Zeros of GPTQ are stored less 1, or as they are, whatever the format is called; those of AWQ as they are."""
         middle = 2 ** (self._form.bits - 1)
         stored = {middle} if self._form.layout == "awq" else {middle, middle - 1}
-        found = set(zeros.flatten().tolist())
-        if len(found) > 1 or not found <= stored:
+        zero_points = set(zeros.flatten().tolist())
+        if len(zero_points) > 1 or not zero_points <= stored:
             self._fail("damaged", f"{layer} has zero points other than {middle}, but its quantization is symmetric")
 
     def _check_zeros(self, layer: str, values: Tensor, zeros: Tensor | None) -> None:
@@ -149,8 +149,8 @@ class PackedStorageFormat(StorageFormat):
             return  # the zero of each integer is that of its group, whose inputs are anywhere
         middle = torch.tensor(2 ** (self._form.bits - 1), dtype=torch.uint8)
         group = self._form.group or values.shape[1]
-        wanted = middle if zeros is None else zeros.repeat_interleave(group, 1)
-        if bool((values != wanted).any()):
+        expected = middle if zeros is None else zeros.repeat_interleave(group, 1)
+        if bool((values != expected).any()):
             self._fail("damaged", f"every scale of {layer} is 0, but its integers are not")
 
     def _scales(self, layer: str, stored: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    return isinstance(value, list) and all(isinstance(element, str) for element in value)
 
 
 _OBJECT = _Kind(lambda value: isinstance(value, Mapping), "an object")
@@ -114,24 +114,24 @@ def read_quantization(file: str, config: Mapping[str, Any], *, text_part: bool =
     return changed
 
 
-def _read(file: str, name: str, stated: Any) -> dict[str, Any]:
-    if not isinstance(stated, Mapping):
-        _refuse(file, name, stated, "an object")
-    method = stated.get("quant_method")
+def _read(file: str, name: str, quant_config: Any) -> dict[str, Any]:
+    if not isinstance(quant_config, Mapping):
+        _refuse(file, name, quant_config, "an object")
+    method = quant_config.get("quant_method")
     if not isinstance(method, str | None):
         _refuse(file, f"{name}.quant_method", method, "a string")
-    found = {key: value for key, value in stated.items() if key != "quant_method"}
-    if method is None and any(stated.get(each) for each in ("load_in_4bit", "load_in_8bit")):
+    fields = {key: value for key, value in quant_config.items() if key != "quant_method"}
+    if method is None and any(quant_config.get(flag) for flag in ("load_in_4bit", "load_in_8bit")):
         method = "bitsandbytes"  # as transformers reads it
     if method is not None:
-        found["quant_method"] = method = method.lower()
+        fields["quant_method"] = method = method.lower()
     if method in ("awq", "gptq"):
-        found = _unquoted(found)
-    elif method == _COMPRESSED and isinstance(groups := stated.get("config_groups"), Mapping):
-        found["config_groups"] = {name: _of_group(group) for name, group in groups.items()}
-    for key, value, expected in _wrong(method or "", found):
+        fields = _unquoted(fields)
+    elif method == _COMPRESSED and isinstance(groups := quant_config.get("config_groups"), Mapping):
+        fields["config_groups"] = {name: _of_group(group) for name, group in groups.items()}
+    for key, value, expected in _wrong(method or "", fields):
         _refuse(file, f"{name}.{key}", value, expected)
-    return found
+    return fields
 
 
 def _refuse(file: str, key: str, value: Any, expected: str) -> NoReturn:
@@ -156,12 +156,12 @@ def _of_group(group: Any) -> Any:
     return {**group, "weights": read}
 
 
-def _wrong(method: str, stated: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+def _wrong(method: str, quant_config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     """(key, value, what it must be) of each field that no tool of a method reads."""
-    yield from _unfit("", stated, _FIELDS.get(method, {}))
+    yield from _unfit("", quant_config, _FIELDS.get(method, {}))
     if method == "modelopt":
-        yield from _unfit("quantization.", stated.get("quantization") or {}, _FIELDS[method])
-    for name, group in (stated.get("config_groups") or {}).items() if method == _COMPRESSED else ():
+        yield from _unfit("quantization.", quant_config.get("quantization") or {}, _FIELDS[method])
+    for name, group in (quant_config.get("config_groups") or {}).items() if method == _COMPRESSED else ():
         if not isinstance(group, Mapping):
             yield f"config_groups.{name}", group, "an object"
         else:
@@ -175,7 +175,10 @@ def _unfit(prefix: str, fields: Mapping[str, Any], kinds: Mapping[str, _Kind]) -
             yield prefix + key, fields[key], kind.expected
 
 
-def _with_own_names(stated: Mapping[str, Any]) -> dict[str, Any]:
+def _with_own_names(quant_config: Mapping[str, Any]) -> dict[str, Any]:
     """With the names that layers have in a language model that is served alone."""
-    lists = {name: stated[name] for name in _NAMING if isinstance(stated.get(name), list)}
-    return {**stated, **{name: [text_weight_name(each) or each for each in found] for name, found in lists.items()}}
+    lists = {name: quant_config[name] for name in _NAMING if isinstance(quant_config.get(name), list)}
+    return {
+        **quant_config,
+        **{name: [text_weight_name(pattern) or pattern for pattern in names] for name, names in lists.items()},
+    }

@@ -52,8 +52,8 @@ def modelopt_file(folder: Path) -> Mapping[str, Any]:
     if not path.is_file():
         return {}
     try:
-        stated = json.loads(path.read_text(encoding="utf-8"))["quantization"]
-        return {**stated, "quant_method": MODELOPT, "ignore": stated.get("exclude_modules")}
+        quant_config = json.loads(path.read_text(encoding="utf-8"))["quantization"]
+        return {**quant_config, "quant_method": MODELOPT, "ignore": quant_config.get("exclude_modules")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         reason = f"it does not describe a quantization ({type(error).__name__}: {error})"
         raise ModelError("damaged", str(path), reason, "Download the file again") from error

@@ -98,50 +98,54 @@ class Form(NamedTuple):
                 return self.fp8.held
 
 
-def read_form(stated: Mapping[str, Any]) -> Form:
+def read_form(quant_config: Mapping[str, Any]) -> Form:
     """The form of the quantized layers. Raises ValueError with a clause for configurations that they do not support."""
-    found = stated.get("quant_type")
-    if not isinstance(found, Mapping):
-        return _form(stated, found, stated.get("quant_type_kwargs"))
-    if others := sorted(found.keys() - {"default"}):
+    quant_type = quant_config.get("quant_type")
+    if not isinstance(quant_type, Mapping):
+        return _form(quant_config, quant_type, quant_config.get("quant_type_kwargs"))
+    if others := sorted(quant_type.keys() - {"default"}):
         raise ValueError(f"its layers are quantized differently (quant_type has {others[0]!r})")
     forms: dict[Form, str] = {}
-    for name, each in _by_layer(found.get("default")).items():
-        kind, fields = (each.get("_type"), each.get("_data")) if isinstance(each, Mapping) else (each, {})
-        forms.setdefault(_form(stated, kind, fields), name)
+    for name, layer_type in _by_layer(quant_type.get("default")).items():
+        kind, fields = (
+            (layer_type.get("_type"), layer_type.get("_data")) if isinstance(layer_type, Mapping) else (layer_type, {})
+        )
+        forms.setdefault(_form(quant_config, kind, fields), name)
     if len(forms) != 1:
         differ = " and ".join(map(repr, list(forms.values())[:2]))
         raise ValueError(f"its layers are quantized differently ({differ})" if forms else "it quantizes no layer")
     return next(iter(forms))
 
 
-def _by_layer(stated: Any) -> Mapping[str, Any]:
+def _by_layer(quant_config: Any) -> Mapping[str, Any]:
     """The configurations of layers by their names or patterns, without those that stay as they are."""
-    return {name: each for name, each in _stated_by_layer(stated).items() if each is not None}
+    return {name: field for name, field in _stated_by_layer(quant_config).items() if field is not None}
 
 
-def _stated_by_layer(stated: Any) -> Mapping[str, Any]:
-    if not isinstance(stated, Mapping) or str(stated.get("_type")) not in _BY_NAME:
-        return {"_default": stated}
-    fields = stated.get("_data")
-    named = next((fields[each] for each in _FIELDS if fields.get(each)), None) if isinstance(fields, Mapping) else None
-    if not isinstance(named, Mapping):
-        raise ValueError(f"its {stated['_type']} has no {_FIELDS[0]}")
-    for name in named:
+def _stated_by_layer(quant_config: Any) -> Mapping[str, Any]:
+    if not isinstance(quant_config, Mapping) or str(quant_config.get("_type")) not in _BY_NAME:
+        return {"_default": quant_config}
+    fields = quant_config.get("_data")
+    by_layer = (
+        next((fields[field] for field in _FIELDS if fields.get(field)), None) if isinstance(fields, Mapping) else None
+    )
+    if not isinstance(by_layer, Mapping):
+        raise ValueError(f"its {quant_config['_type']} has no {_FIELDS[0]}")
+    for name in by_layer:
         if str(name).startswith(REGEX):
             check_pattern(_FIELDS[0], str(name))
-    return {str(name): each for name, each in named.items()}
+    return {str(name): field for name, field in by_layer.items()}
 
 
-def declares(stated: Mapping[str, Any], layer: str) -> bool:
+def declares(quant_config: Mapping[str, Any], layer: str) -> bool:
     """Whether a configuration without weights says that a layer is quantized. Raises ValueError like `read_form`."""
-    if any(names_layer(each, layer) for each in _excluded(stated)):
+    if any(names_layer(pattern, layer) for pattern in _excluded(quant_config)):
         return False
-    found = stated.get("quant_type")
-    named = _stated_by_layer(found.get("default") if isinstance(found, Mapping) else found)
-    patterns = (name for name in named if name.startswith(REGEX) and _matches(name, layer))
-    key = next((name for name in (layer, f"{layer}.weight") if name in named), None) or next(patterns, "_default")
-    return named.get(key) is not None
+    quant_type = quant_config.get("quant_type")
+    by_layer = _stated_by_layer(quant_type.get("default") if isinstance(quant_type, Mapping) else quant_type)
+    patterns = (name for name in by_layer if name.startswith(REGEX) and _matches(name, layer))
+    key = next((name for name in (layer, f"{layer}.weight") if name in by_layer), None) or next(patterns, "_default")
+    return by_layer.get(key) is not None
 
 
 def _matches(pattern: str, layer: str) -> bool:
@@ -149,12 +153,12 @@ def _matches(pattern: str, layer: str) -> bool:
     return names_layer(f"{REGEX}(?:{pattern.removeprefix(REGEX)})$", layer)
 
 
-def _form(stated: Mapping[str, Any], kind: Any, fields: Any) -> Form:
+def _form(quant_config: Mapping[str, Any], kind: Any, fields: Any) -> Form:
     if str(kind) not in _KINDS:
         names = " or ".join(name for name in _KINDS if name[0].isupper())
         raise ValueError(f"its weights are of {kind}, not of {names}")
     weights, inputs = _KINDS[str(kind)]
-    excluded = _excluded(stated)
+    excluded = _excluded(quant_config)
     fields = fields if isinstance(fields, Mapping) else {}
     try:
         match weights:
@@ -193,19 +197,20 @@ def _fp8(fields: Mapping[str, Any], excluded: tuple[str, ...]) -> Fp8Form:
         raise ValueError(f"its weights are of {dtype}, not float8_e4m3fn")
     if packing not in ("", "plain"):
         raise ValueError(f"its FP8 weights are packed for kernels ({packing}), not plain")
-    stated = fields.get("granularity")
-    weights = stated[-1] if isinstance(stated, Sequence) and not isinstance(stated, str) else stated  # after inputs
-    sizes: Mapping[str, Any] = weights.get("_data") or {} if isinstance(weights, Mapping) else {}
-    match _name(weights):
+    granularity = fields.get("granularity")
+    if isinstance(granularity, Sequence) and not isinstance(granularity, str):
+        granularity = granularity[-1]  # of inputs, then of weights
+    sizes: Mapping[str, Any] = granularity.get("_data") or {} if isinstance(granularity, Mapping) else {}
+    match _name(granularity):
         case "" | "PerRow" | "PerTensor":
             block = None
         case "PerGroup":
             block = (1, _count(sizes.get("group_size")))
         case "PerBlock":
-            found = sizes.get("block_size")
-            if not isinstance(found, list) or len(found) != 2:
-                raise ValueError(f"its quant_type has the block {found!r}, which is no pair of sizes")
-            block = (_count(found[0]), _count(found[1]))
+            block_size = sizes.get("block_size")
+            if not isinstance(block_size, list) or len(block_size) != 2:
+                raise ValueError(f"its quant_type has the block {block_size!r}, which is no pair of sizes")
+            block = (_count(block_size[0]), _count(block_size[1]))
         case other:
             raise ValueError(f"its FP8 weights have scales of {other}, not PerRow, PerTensor, PerGroup or PerBlock")
     form = with_block(Fp8Form(excluded=excluded, weight=DATA, scales=(SCALE,)), block)
@@ -228,10 +233,10 @@ def _name(value: Any) -> str:
     return data if isinstance(data, str) else str(value.get("_type"))
 
 
-def _excluded(stated: Mapping[str, Any]) -> tuple[str, ...]:
+def _excluded(quant_config: Mapping[str, Any]) -> tuple[str, ...]:
     """The layers that a configuration without weights leaves unquantized. Raises ValueError with a clause."""
     try:
-        return (*stated_names(stated, "modules_to_not_convert"), "lm_head")
+        return (*stated_names(quant_config, "modules_to_not_convert"), "lm_head")
     except ValueError as error:
         raise ValueError(f"its {error}") from error
 
@@ -267,11 +272,11 @@ def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
 
 
 def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping) or str(stated.get("quant_method", "")).lower() != NAME:
+    quant_config = config.get("quantization_config")
+    if not isinstance(quant_config, Mapping) or str(quant_config.get("quant_method", "")).lower() != NAME:
         return False
     try:
-        return bool(read_form(stated))
+        return bool(read_form(quant_config))
     except ValueError as error:
         return str(error)
 
@@ -287,11 +292,13 @@ def are_quantized(model: StoredModel, form: Form, names: Sequence[str], inputs: 
         return False  # torchao leaves experts as they are unless its configuration names them
     if form.weights == "fp8":
         return are_fp8(model, form.fp8, names)
-    kept = {name: _is_quantized(model, form, name) for name in names}
-    if not any(kept.values()):
+    quantized_names = {name: _is_quantized(model, form, name) for name in names}
+    if not any(quantized_names.values()):
         return False
-    if not all(kept.values()):
-        quantized, plain = (next(name for name, each in kept.items() if each is kind) for kind in (True, False))
+    if not all(quantized_names.values()):
+        quantized, plain = (
+            next(name for name, value in quantized_names.items() if value is kind) for kind in (True, False)
+        )
         _refuse(model, f"of layers that share one input, {quantized} is quantized and {plain} is not")
     if form.weights == "int8" and ".experts." in names[0]:
         check_experts(model, names)
@@ -306,7 +313,7 @@ def _refuse(model: StoredModel, reason: str) -> NoReturn:
 
 def _refuse_further_tensors(model: StoredModel, names: Sequence[str]) -> None:
     """Refuse factors of inputs, which layers do not multiply by."""
-    factors = [each for name in names if (each := f"{name}.{_FACTOR}") in model.types]
+    factors = [factor for name in names if (factor := f"{name}.{_FACTOR}") in model.types]
     if factors:
         shown = model.stored_names.get(factors[0], factors[0])
         _refuse(model, f"inputs are multiplied by {shown}, which no layer does")
@@ -331,7 +338,7 @@ def _is_quantized(model: StoredModel, form: Form, name: str) -> bool:
 def _check(model: StoredModel, form: Form, name: str, stored: Sequence[str]) -> None:
     """Raises ModelError unless the headers of the tensors of a layer fit each other. Zeros of int8 may be left out."""
     path = model.facts.path
-    missing = [each for each in (DATA, SCALE, *((ZERO,) if form.weights == "int4" else ())) if each not in stored]
+    missing = [part for part in (DATA, SCALE, *((ZERO,) if form.weights == "int4" else ())) if part not in stored]
     if missing:
         raise ModelError("missing_tensors", path, f"it lacks {name}.{missing[0]}", DOWNLOAD_REMEDY)
     integers = _STORED_AS[form.weights]
@@ -348,21 +355,22 @@ def _check(model: StoredModel, form: Form, name: str, stored: Sequence[str]) -> 
         raise ModelError("shape_mismatch", path, reason, DOWNLOAD_REMEDY)
     expected = (shape[1] * 2 // form.group, shape[0]) if form.weights == "int4" else (shape[0], 1)
     for suffix in stored:
-        found = model.shapes[f"{name}.{suffix}"]
-        if suffix != DATA and found != expected:
-            reason = f"{name}.{suffix} has the shape {list(found)}, but its weights {list(shape)} need {list(expected)}"
+        stored_shape = model.shapes[f"{name}.{suffix}"]
+        if suffix != DATA and stored_shape != expected:
+            needed = f"but its weights {list(shape)} need {list(expected)}"
+            reason = f"{name}.{suffix} has the shape {list(stored_shape)}, {needed}"
             raise ModelError("shape_mismatch", path, reason, DOWNLOAD_REMEDY)
 
 
 def schemes(model: StoredModel) -> LayerSchemes:
     """Raises ModelError as `are_quantized`, and for a configuration that is not supported."""
     form = form_of(model)
-    held = form.held
+    quantized = form.held
 
     def scheme(names: tuple[str, ...], inputs: int, embedding: bool) -> Scheme | None:
         if embedding:
             check_embedding(model, names[0])
-        return None if embedding or not are_quantized(model, form, names, inputs) else held
+        return None if embedding or not are_quantized(model, form, names, inputs) else quantized
 
     return scheme
 

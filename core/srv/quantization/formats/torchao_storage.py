@@ -61,12 +61,12 @@ class Int8Format(StorageFormat):
         return (f"{layer}.weight_scale",) if suffix in (SCALE, ZERO) else (name,)
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in stored.items():
             layer, _, suffix = name.rpartition(".")
             if suffix != ZERO and not (suffix == SCALE and self._dequantizes(layer)):
-                found[self.parts(name)[0]] = shape
-        return found
+                shapes[self.parts(name)[0]] = shape
+        return shapes
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         layer, _, suffix = name.rpartition(".")
@@ -95,16 +95,16 @@ class Int4Format(StorageFormat):
         return (f"{layer}.weight",) if suffix in (DATA, SCALE, ZERO) else (name,)
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in stored.items():
             suffix = name.rpartition(".")[2]
             if suffix == DATA and len(shape) == 2:
                 outputs, inputs = shape[0], shape[1] * 2
                 width = inputs if self._dequantizes(name.rpartition(".")[0]) else row_bytes(BLOCK_TYPE, inputs)
-                found[self.parts(name)[0]] = (outputs, width)
+                shapes[self.parts(name)[0]] = (outputs, width)
             elif suffix not in (SCALE, ZERO):
-                found[name] = shape
-        return found
+                shapes[name] = shape
+        return shapes
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         layer, _, suffix = name.rpartition(".")
@@ -123,7 +123,7 @@ class Int4Format(StorageFormat):
         codes = codes_of(tensors[DATA].view(torch.uint8))
         if self._dequantizes(layer):
             group = codes.shape[1] // scale.shape[1]
-            wide, offsets = (each.repeat_interleave(group, 1) for each in (scale, zero))
+            wide, offsets = (tensor.repeat_interleave(group, 1) for tensor in (scale, zero))
             return ((codes ^ _MIDDLE).float() - _MIDDLE) * wide + offsets
         scales, least = scale.to(torch.float16), (zero - _MIDDLE * scale).to(torch.float16)
         if bool((scales.isinf() | least.isinf() | ((scales == 0) & (scale != 0))).any()):

@@ -37,15 +37,15 @@ def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
 
     compressed-tensors covers many schemes, of which this method is one; the reason if it is another one.
     """
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping):
+    quant_config = config.get("quantization_config")
+    if not isinstance(quant_config, Mapping):
         return False
-    if stated.get("quant_method") == COMPRESSED_TENSORS:
-        if stated.get("format") in OTHER_FORMATS:
+    if quant_config.get("quant_method") == COMPRESSED_TENSORS:
+        if quant_config.get("format") in OTHER_FORMATS:
             return False
-        found = read_int(stated, OTHER_FORMATS)
-        return found if isinstance(found, str) else True
-    return stated.get("quant_method") == NAME and (unsupported_names(stated) or True)
+        form = read_int(quant_config, OTHER_FORMATS)
+        return form if isinstance(form, str) else True
+    return quant_config.get("quant_method") == NAME and (unsupported_names(quant_config) or True)
 
 
 def accepts(model: ModelFacts) -> str | None:
@@ -60,11 +60,11 @@ def _at_load(model: ModelFacts) -> str | None:
 
 def form_of(config: Mapping[str, Any]) -> Int8Form:
     """The scheme of a checkpoint; that of a scale per token of activations if compressed-tensors does not state it."""
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping) or stated.get("quant_method") != COMPRESSED_TENSORS:
+    quant_config = config.get("quantization_config")
+    if not isinstance(quant_config, Mapping) or quant_config.get("quant_method") != COMPRESSED_TENSORS:
         return Int8Form()
-    found = read_int(stated, OTHER_FORMATS)
-    return Int8Form() if isinstance(found, str) else found  # the checkpoint is refused
+    form = read_int(quant_config, OTHER_FORMATS)
+    return Int8Form() if isinstance(form, str) else form  # the checkpoint is refused
 
 
 def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:

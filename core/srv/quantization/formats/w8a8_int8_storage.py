@@ -36,22 +36,22 @@ class W8A8StorageFormat(StorageFormat):
             return (f"{layer}.weight",)
         if not suffix or self._scheme.inputs != "static":
             return (name,)
-        return tuple(f"{layer}.{each}" for each in _STATIC)
+        return tuple(f"{layer}.{part}" for part in _STATIC)
 
     def shapes(self, stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, shape in stored.items():
             layer, suffix = self._split(name)
             if not suffix:
-                found[name] = shape
+                shapes[name] = shape
             elif self._model.dequantizes(layer):
                 continue
             elif self._scheme.inputs != "static":
-                found[name] = (self._outputs(layer), 1)
+                shapes[name] = (self._outputs(layer), 1)
             else:
                 outputs = (self._outputs(layer),)
-                found |= dict(zip(self.parts(name), (outputs, outputs, (1,), (1,)), strict=True))
-        return found
+                shapes |= dict(zip(self.parts(name), (outputs, outputs, (1,), (1,)), strict=True))
+        return shapes
 
     def convert(self, name: str, stored: Tensor) -> dict[str, Tensor]:
         layer, suffix = self._split(name)
@@ -75,8 +75,8 @@ class W8A8StorageFormat(StorageFormat):
 
     def _static(self, layer: str, scale: Tensor, input_scale: Tensor) -> dict[str, Tensor]:
         bias = torch.zeros(len(scale), dtype=torch.int32)
-        found = (scale * input_scale, bias, input_scale, torch.zeros(1))
-        return dict(zip((f"{layer}.{each}" for each in _STATIC), found, strict=True))
+        tensors = (scale * input_scale, bias, input_scale, torch.zeros(1))
+        return dict(zip((f"{layer}.{part}" for part in _STATIC), tensors, strict=True))
 
     def _split(self, name: str) -> tuple[str, str]:
         """The layer and the suffix of a scale of an int8 layer; a suffix of "" for all other tensors."""

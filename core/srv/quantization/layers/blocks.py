@@ -73,27 +73,27 @@ class GGUFLinear(Projection):
         self._loaded_bias = context.empty(sum(output_sizes.values())) if bias else None
         self.bias = self._loaded_bias if sharding.adds_bias else None
         self._ops: list[Callable[..., Tensor]] = [
-            context.bind(self.op, inputs=each.inputs, outputs=each.outputs) for each in matrices
+            context.bind(self.op, inputs=matrix.inputs, outputs=matrix.outputs) for matrix in matrices
         ]
         self.implementation = context.name_of(self.op, inputs=self.inputs, outputs=matrices[0].outputs)
         self.kernel = self.multiply
 
     def multiply(self, x: Tensor) -> Tensor:
         """The default kernel: the platform's op on the matrices as they were loaded."""
-        products = [op(x, each.rows, each.quant_type) for op, each in zip(self._ops, self.matrices, strict=True)]
+        products = [op(x, matrix.rows, matrix.quant_type) for op, matrix in zip(self._ops, self.matrices, strict=True)]
         product = products[0] if len(products) == 1 else torch.cat(products, -1)
         return product if self.bias is None else product + self.bias
 
     def keep_float32(self, context: BuildContext) -> None:
         super().keep_float32(context)
         op = f"{self.op}_float32"
-        sizes = [{"inputs": each.inputs, "outputs": each.outputs} for each in self.matrices]
-        if self.float32_results and all(context.offers(op, **each) for each in sizes):
-            self._ops = [context.bind(op, **each) for each in sizes]
+        sizes = [{"inputs": matrix.inputs, "outputs": matrix.outputs} for matrix in self.matrices]
+        if self.float32_results and all(context.offers(op, **size) for size in sizes):
+            self._ops = [context.bind(op, **size) for size in sizes]
             self.implementation = context.name_of(op, **sizes[0])
 
     def operands(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(each.operands() for each in self.matrices)
+        return tuple(matrix.operands() for matrix in self.matrices)
 
     @property
     def added_bias(self) -> Tensor | None:
@@ -102,7 +102,7 @@ class GGUFLinear(Projection):
     def weight_views(self) -> dict[str, Tensor]:
         views: dict[str, Tensor] = {}
         if not self.tied:
-            rows = (view for each in self.matrices for view in torch.split(each.rows, self._part_rows(each)))
+            rows = (view for matrix in self.matrices for view in torch.split(matrix.rows, self._part_rows(matrix)))
             views = {f"{name}.weight": view for name, view in zip(self.output_sizes, rows, strict=True)}
         bias = self._loaded_bias
         return views if bias is None else views | self.part_views("bias", bias)
@@ -113,11 +113,11 @@ class GGUFLinear(Projection):
         if self.sharding.columns is None:
             return slices
         kind = TYPES_BY_NAME[self.matrices[0].quant_type]  # one matrix: layers that share an input are split by outputs
-        return {name: each.scaled(kind.size, kind.elements) for name, each in slices.items()}
+        return {name: view_slice.scaled(kind.size, kind.elements) for name, view_slice in slices.items()}
 
     def _part_rows(self, matrix: GGUFMatrix) -> list[int]:
         """The number of rows of each fused layer in one of the matrices."""
-        first = sum(each.outputs for each in self.matrices[: self.matrices.index(matrix)])
+        first = sum(previous.outputs for previous in self.matrices[: self.matrices.index(matrix)])
         sizes: list[int] = []
         row = 0
         for size in self.output_sizes.values():

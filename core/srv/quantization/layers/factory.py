@@ -84,7 +84,7 @@ class SchemeLayers(LayerFactory):
         """Raises ModelError for experts that are quantized in part, and for those that no layers hold."""
         local = self.local_experts(sizes)
         names, inputs = expert_names(prefix, sizes.experts, sizes.activation), (sizes.hidden, sizes.intermediate)
-        first, down = (self._schemes(*each, False) for each in zip(names, inputs, strict=True))
+        first, down = (self._schemes(*pair, False) for pair in zip(names, inputs, strict=True))
         if first == down and first is not None and not isinstance(first, Int8 | Fp8 | Blocks):
             return self.other_experts(first, prefix, local, bias)
         match first, down:

@@ -60,16 +60,16 @@ class Fp8Linear(Projection):
         return results[0] if len(results) == 1 else torch.cat(results, -1)
 
     def operands(self) -> tuple[Mapping[str, Any], ...]:
-        sizes = [each.outputs for each in self.matrices]
+        sizes = [matrix.outputs for matrix in self.matrices]
         biases = [None] * len(sizes) if self.bias is None else torch.split(self.bias, sizes)
         blocks = dict(zip(("block_outputs", "block_inputs"), self._blocks, strict=True))
         return tuple(
-            {"weight": each.weight, "scale": each.scale, "bias": part, **blocks}
-            for each, part in zip(self.matrices, biases, strict=True)
+            {"weight": matrix.weight, "scale": matrix.scale, "bias": part, **blocks}
+            for matrix, part in zip(self.matrices, biases, strict=True)
         )
 
     def weight_tensors(self) -> tuple[Tensor, ...]:
-        return tuple(each for matrix in self.matrices for each in (matrix.weight, matrix.scale))
+        return tuple(tensor for matrix in self.matrices for tensor in (matrix.weight, matrix.scale))
 
     def weight_views(self) -> dict[str, Tensor]:
         views: dict[str, Tensor] = {}

@@ -179,10 +179,10 @@ class StaticInt8Linear(Projection):
         for suffix, loaded in (("input_scale", self._scales), ("input_offset", self._offsets)):
             values = loaded.tolist()
             if any(value != values[0] for value in values):
-                each = ", ".join(
+                differences = ", ".join(
                     f"{name}.{suffix} = {value:g}" for name, value in zip(self.output_sizes, values, strict=True)
                 )
-                return f"layers that share one input quantize it differently ({each})"
+                return f"layers that share one input quantize it differently ({differences})"
         scale = float(self._scales[0])
         if scale <= 0:
             return f"{next(iter(self.output_sizes))}.input_scale is {scale:g}, which is not above 0"
@@ -215,7 +215,7 @@ def _without_scales(layer: ScaledInt8Linear | StaticInt8Linear, suffix: str, sca
     parts = zip(
         layer.part_views(suffix, scales).items(), layer.part_views("weight", layer.weight).values(), strict=True
     )
-    return next((f"{name} {NO_SCALES}" for (name, each), weight in parts if all_zero(each, weight)), None)
+    return next((f"{name} {NO_SCALES}" for (name, part), weight in parts if all_zero(part, weight)), None)
 
 
 class Int8Experts(ExpertWeights):
