@@ -76,16 +76,20 @@ def _types() -> tuple[dict[str, type], dict[str, str]]:
     """All classes by name, and the aliases of several types, with those that the annotations name."""
     classes: dict[str, type] = {}
     aliases: dict[str, str] = {}
-    waiting = [found for name in MODULES for found in _public_classes(importlib.import_module(name))]
+    waiting = [cls for name in MODULES for cls in _public_classes(importlib.import_module(name))]
     while waiting:
-        found = waiting.pop()
-        if classes.setdefault(found.__name__, found) is not found:
-            raise ValueError(f"two classes are called {found.__name__}: {classes[found.__name__]} and {found}")
-        for name, value in _named_in(found):
+        cls = waiting.pop()
+        if classes.setdefault(cls.__name__, cls) is not cls:
+            raise ValueError(f"two classes are called {cls.__name__}: {classes[cls.__name__]} and {cls}")
+        for name, value in _named_in(cls):
             alternatives = typing.get_args(value) if isinstance(value, types.UnionType) else (value,)
             if len(alternatives) > 1:
-                aliases[name] = " | ".join(each.__name__ for each in alternatives)
-            waiting += [each for each in alternatives if _is_ours(each) and each.__name__ not in classes]
+                aliases[name] = " | ".join(alternative.__name__ for alternative in alternatives)
+            waiting += [
+                alternative
+                for alternative in alternatives
+                if _is_ours(alternative) and alternative.__name__ not in classes
+            ]
     return classes, aliases
 
 
@@ -99,69 +103,69 @@ def _is_ours(value: object) -> bool:
     return isinstance(value, type) and value.__module__.startswith("srv.") and not value.__name__.startswith("_")
 
 
-def _named_in(found: type) -> Iterator[tuple[str, Any]]:
+def _named_in(cls: type) -> Iterator[tuple[str, Any]]:
     """The names in the annotations of a class, with their values in its module."""
-    record, scope = describe(found), vars(sys.modules[found.__module__])
-    texts = [each["type"] for each in record.get("fields", [])] + list(record.get("properties", {}).values())
+    record, scope = describe(cls), vars(sys.modules[cls.__module__])
+    texts = [field["type"] for field in record.get("fields", [])] + list(record.get("properties", {}).values())
     for method in record.get("methods", {}).values():
-        texts += [each["type"] for each in method["parameters"]] + [method["returns"]]
-    for node in (node for each in texts if each for node in ast.walk(ast.parse(each, mode="eval"))):
+        texts += [parameter["type"] for parameter in method["parameters"]] + [method["returns"]]
+    for node in (node for annotation in texts if annotation for node in ast.walk(ast.parse(annotation, mode="eval"))):
         if isinstance(node, ast.Name) and (_is_ours(scope.get(node.id)) or _is_alias(scope.get(node.id))):
             yield node.id, scope[node.id]
 
 
 def _is_alias(value: object) -> bool:
-    return isinstance(value, types.UnionType) and all(_is_ours(each) for each in typing.get_args(value))
+    return isinstance(value, types.UnionType) and all(_is_ours(alternative) for alternative in typing.get_args(value))
 
 
-def describe(found: type) -> Record:
+def describe(cls: type) -> Record:
     """One class: its kind, and its fields and members as text."""
     methods, properties = {}, {}
-    for name, value in sorted(vars(found).items()):
+    for name, value in sorted(vars(cls).items()):
         if isinstance(value, property) and not name.startswith("_"):
             properties[name] = _annotation(inspect.signature(value.fget).return_annotation) if value.fget else ""
-        elif isinstance(value, types.FunctionType) and _is_member(found, name, value):
+        elif isinstance(value, types.FunctionType) and _is_member(cls, name, value):
             methods[name] = _method(value)
     record = {
-        "module": found.__module__,
-        "kind": _kind(found),
-        "bases": [base.__name__ for base in found.__bases__ if _is_ours(base)],
-        "fields": list(_fields(found)),
+        "module": cls.__module__,
+        "kind": _kind(cls),
+        "bases": [base.__name__ for base in cls.__bases__ if _is_ours(base)],
+        "fields": list(_fields(cls)),
         "properties": properties,
         "methods": methods,
     }
     return {key: value for key, value in record.items() if value}
 
 
-def _is_member(found: type, name: str, function: types.FunctionType) -> bool:
+def _is_member(cls: type, name: str, function: types.FunctionType) -> bool:
     """Public methods, and the special methods that a protocol asks for."""
     if name.startswith("__"):
-        return _is_protocol(found) and function.__module__ == found.__module__
+        return _is_protocol(cls) and function.__module__ == cls.__module__
     return not name.startswith("_")
 
 
-def _is_protocol(found: type) -> bool:
-    return bool(vars(found).get("_is_protocol", False))
+def _is_protocol(cls: type) -> bool:
+    return bool(vars(cls).get("_is_protocol", False))
 
 
-def _kind(found: type) -> str:
-    if _is_protocol(found):
+def _kind(cls: type) -> str:
+    if _is_protocol(cls):
         return "protocol"
-    if dataclasses.is_dataclass(found):
+    if dataclasses.is_dataclass(cls):
         return "dataclass"
-    if hasattr(found, "__struct_fields__"):
+    if hasattr(cls, "__struct_fields__"):
         return "struct"
-    return "named tuple" if issubclass(found, tuple) else "class"
+    return "named tuple" if issubclass(cls, tuple) else "class"
 
 
-def _fields(found: type) -> Iterator[Record]:
+def _fields(cls: type) -> Iterator[Record]:
     """The fields in the order in which a constructor takes them; of a protocol, its attributes."""
     annotations: dict[str, Any] = {}
-    for base in reversed(found.__mro__):
-        if base is found or not _is_protocol(found):
+    for base in reversed(cls.__mro__):
+        if base is cls or not _is_protocol(cls):
             annotations |= inspect.get_annotations(base)
-    defaults, keyword_only = _defaults(found)
-    for name in _field_names(found, annotations):
+    defaults, keyword_only = _defaults(cls)
+    for name in _field_names(cls, annotations):
         field: Record = {"name": name, "type": _annotation(annotations[name])}
         if name in defaults:
             field["default"] = defaults[name]
@@ -170,39 +174,39 @@ def _fields(found: type) -> Iterator[Record]:
         yield field
 
 
-def _field_names(found: type, annotations: Mapping[str, Any]) -> list[str]:
-    if dataclasses.is_dataclass(found):
-        return [each.name for each in dataclasses.fields(found) if not each.name.startswith("_")]
-    names = getattr(found, "__struct_fields__", None) or getattr(found, "_fields", None) or annotations
+def _field_names(cls: type, annotations: Mapping[str, Any]) -> list[str]:
+    if dataclasses.is_dataclass(cls):
+        return [field.name for field in dataclasses.fields(cls) if not field.name.startswith("_")]
+    names = getattr(cls, "__struct_fields__", None) or getattr(cls, "_fields", None) or annotations
     return [name for name in names if not name.startswith("_")]
 
 
-def _defaults(found: Any) -> tuple[dict[str, str], frozenset[str]]:
+def _defaults(cls: Any) -> tuple[dict[str, str], frozenset[str]]:
     """The defaults of a class's fields as text, and the fields that a constructor takes by name only."""
-    if dataclasses.is_dataclass(found):
-        fields = dataclasses.fields(found)
-        values = {each.name: _value(each.default) for each in fields if each.default is not dataclasses.MISSING}
-        for each in fields:
-            if each.default_factory is not dataclasses.MISSING:
-                values[each.name] = f"{_value(each.default_factory)}()"
-        return values, frozenset(each.name for each in fields if each.kw_only)
-    if hasattr(found, "__struct_fields__"):
-        names, given = found.__struct_fields__, found.__struct_defaults__
-        return dict(zip(names[len(names) - len(given) :], map(_value, given), strict=True)), frozenset()
-    return {name: _value(value) for name, value in getattr(found, "_field_defaults", {}).items()}, frozenset()
+    if dataclasses.is_dataclass(cls):
+        fields = dataclasses.fields(cls)
+        values = {field.name: _value(field.default) for field in fields if field.default is not dataclasses.MISSING}
+        for field in fields:
+            if field.default_factory is not dataclasses.MISSING:
+                values[field.name] = f"{_value(field.default_factory)}()"
+        return values, frozenset(field.name for field in fields if field.kw_only)
+    if hasattr(cls, "__struct_fields__"):
+        names, defaults = cls.__struct_fields__, cls.__struct_defaults__
+        return dict(zip(names[len(names) - len(defaults) :], map(_value, defaults), strict=True)), frozenset()
+    return {name: _value(value) for name, value in getattr(cls, "_field_defaults", {}).items()}, frozenset()
 
 
 def _method(function: types.FunctionType) -> Record:
     signature = inspect.signature(function)
     parameters = []
-    for each in list(signature.parameters.values())[1:]:
+    for argument in list(signature.parameters.values())[1:]:
         parameter: Record = {
-            "name": each.name,
-            "kind": str(each.kind.description),
-            "type": _annotation(each.annotation),
+            "name": argument.name,
+            "kind": str(argument.kind.description),
+            "type": _annotation(argument.annotation),
         }
-        if each.default is not inspect.Parameter.empty:
-            parameter["default"] = _value(each.default)
+        if argument.default is not inspect.Parameter.empty:
+            parameter["default"] = _value(argument.default)
         parameters.append(parameter)
     return {"parameters": parameters, "returns": _annotation(signature.return_annotation)}
 
@@ -225,12 +229,12 @@ def _value(value: Any) -> str:
 
 
 def _constants() -> Record:
-    found: Record = {}
+    constants: Record = {}
     for name in CONSTANTS_OF:
         for constant, value in sorted(vars(importlib.import_module(name)).items()):
             if constant.isupper() and not constant.startswith("_") and constant not in _NOT_RECORDED:
-                found[constant] = _constant(value, constant in _DESCRIBED)
-    return dict(sorted(found.items()))
+                constants[constant] = _constant(value, constant in _DESCRIBED)
+    return dict(sorted(constants.items()))
 
 
 def _constant(value: Any, described: bool) -> Any:
@@ -238,14 +242,14 @@ def _constant(value: Any, described: bool) -> Any:
     if isinstance(value, Mapping):
         return {str(key): "" if described else _value(value[key]) for key in sorted(value)}
     if isinstance(value, tuple | frozenset):
-        return {str(each): "" for each in (sorted(value) if isinstance(value, frozenset) else value)}
+        return {str(member): "" for member in (sorted(value) if isinstance(value, frozenset) else value)}
     return _value(value)
 
 
 def _entry_points() -> list[str]:
     """The names of the groups."""
-    found = [getattr(importlib.import_module(name), constant) for name, constant in GROUPS]
-    return sorted([*found, *(f"{BACKEND_GROUP}.{family}" for family in FAMILIES)])
+    groups = [getattr(importlib.import_module(name), constant) for name, constant in GROUPS]
+    return sorted([*groups, *(f"{BACKEND_GROUP}.{family}" for family in FAMILIES)])
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -256,11 +260,13 @@ def _json(value: Any, indent: str) -> str:
     """JSON in which whatever contains no further list or object stands on one line, if it fits."""
     nested = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
     line = json.dumps(value, ensure_ascii=False)
-    if not nested or (not any(isinstance(each, dict | list) and each for each in nested) and len(line) < _WIDTH - 20):
+    if not nested or (
+        not any(isinstance(element, dict | list) and element for element in nested) and len(line) < _WIDTH - 20
+    ):
         return line
     inner = indent + "  "
     if isinstance(value, list):
-        parts = [_json(each, inner) for each in value]
+        parts = [_json(element, inner) for element in value]
         return f"[\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}]"
-    parts = [f"{json.dumps(key)}: {_json(each, inner)}" for key, each in value.items()]
+    parts = [f"{json.dumps(key)}: {_json(element, inner)}" for key, element in value.items()]
     return f"{{\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}}}"

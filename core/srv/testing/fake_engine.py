@@ -131,7 +131,7 @@ class FakeEngine:
     async def _work(self) -> None:
         while self.running:
             await asyncio.sleep(self.step_seconds)
-            if not self.hold and (outputs := [self._step(each) for each in list(self.running.values())]):
+            if not self.hold and (outputs := [self._step(running) for running in list(self.running.values())]):
                 self._outbox.put_nowait(Outputs(outputs))
 
     def _step(self, running: _Running) -> Output:
@@ -163,14 +163,16 @@ class FakeEngine:
         before = running.script[running.generated - len(tokens) - 1 : running.generated - 1]
         computed = [*prompt, *tokens[:-1]] if first else before  # the last token is an input of the next step
         scored = prompt[max(1, params.prompt_logprobs_start) :]
-        send_prompt_logprobs, listed = first and params.prompt_logprobs is not None, params.logprob_token_ids
+        send_prompt_logprobs, token_ids = first and params.prompt_logprobs is not None, params.logprob_token_ids
         return Output(
             request,
             tokens,
             finish,
             stop_token,
-            [fake_logprob(token, params.logprobs, listed) for token in tokens] if params.logprobs is not None else None,
-            [fake_logprob(token, params.prompt_logprobs or 0, listed) for token in scored]
+            [fake_logprob(token, params.logprobs, token_ids) for token in tokens]
+            if params.logprobs is not None
+            else None,
+            [fake_logprob(token, params.prompt_logprobs or 0, token_ids) for token in scored]
             if send_prompt_logprobs
             else None,
             self.cached_tokens,
@@ -188,15 +190,15 @@ class FakeEngine:
         self._outbox.put_nowait(Drained())
 
     def stats(self, call: int) -> Stats:
-        held = sum(1 + len(one.message.tokens) // PAGE_SIZE for one in self.running.values())
+        pages_held = sum(1 + len(one.message.tokens) // PAGE_SIZE for one in self.running.values())
         return Stats(
             call=call,
             running=0 if self.hold else len(self.running),
             waiting=len(self.running) if self.hold else 0,
             pages_total=PAGES,
-            pages_free=PAGES - held,
+            pages_free=PAGES - pages_held,
             pages_cached=0,
-            pages_held=held,
+            pages_held=pages_held,
             prompt_tokens=self._counts["prompt"],
             cached_tokens=0,
             generated_tokens=self._counts["generated"],
@@ -231,11 +233,11 @@ def fake_hidden_states(tokens: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(elements)}f", *elements)
 
 
-def fake_logprob(token: int, top: int, listed: Sequence[int] = ()) -> TokenLogprob:
+def fake_logprob(token: int, top: int, token_ids: Sequence[int] = ()) -> TokenLogprob:
     """A predictable log-probability: -token / 1000. Each alternative is 0.5 lower than the one before it."""
     best = -token / 1000
     others = tuple(((token + index) % 256, best - index / 2) for index in range(top))
-    return TokenLogprob(token, best if token != EOS else -math.inf, 1, others, tuple(-one / 1000 for one in listed))
+    return TokenLogprob(token, best if token != EOS else -math.inf, 1, others, tuple(-one / 1000 for one in token_ids))
 
 
 class ByteTokenizer:
@@ -264,7 +266,7 @@ class ByteTokenizer:
         joined = [
             EncodedPair([*first.encode(), EOS, *second.encode()], len(first.encode()) + 1) for first, second in pairs
         ]
-        return [each._replace(tokens=each.tokens[:keep]) for each in joined]
+        return [pair._replace(tokens=pair.tokens[:keep]) for pair in joined]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         shown = [self.token_bytes(token) for token in ids if token < 256 or not skip_special_tokens]
@@ -344,14 +346,14 @@ class ByteDetokenizer:
     def push(self, tokens: Sequence[int], final: bool) -> TextDelta:
         self._tokens.extend(tokens)
         whole = self._decode(len(self._tokens), final)
-        found = min(((place, stop) for stop in self._stop if (place := whole.find(stop)) >= 0), default=None)
-        if found is not None:
-            place, stop = found
+        earliest = min(((place, stop) for stop in self._stop if (place := whole.find(stop)) >= 0), default=None)
+        if earliest is not None:
+            place, stop = earliest
             text = whole[: place + len(stop) if self._include else place]
             used = next(count for count in range(len(self._tokens) + 1) if self._decode(count, True).startswith(text))
             return TextDelta(self._unsent(text), stop, used)
-        held = 0 if final else self._stop_prefix_length(whole)
-        text = whole[: len(whole) - held]
+        stop_length = 0 if final else self._stop_prefix_length(whole)
+        text = whole[: len(whole) - stop_length]
         if final:
             return TextDelta(self._unsent(text), None, len(self._tokens))
         fitting = (count for count in range(len(self._tokens), -1, -1) if len(self._decode(count, False)) <= len(text))

@@ -131,8 +131,8 @@ class FakeExecutor:
         if self._snapshots is not None:
             self._update_state(slot, row, begin, end)
         params = slot.start.request.params
-        wanted = isinstance(params, SamplingParams) and params.logprobs is not None
-        logprobs = tuple(TokenLogprob(token, -1.0, 1) for token in tokens) if wanted else None
+        with_logprobs = isinstance(params, SamplingParams) and params.logprobs is not None
+        logprobs = tuple(TokenLogprob(token, -1.0, 1) for token in tokens) if with_logprobs else None
         return RowResult(row.slot, tokens, logprobs, self._scores(slot, row), self._vectors(slot, row))
 
     def _jump(self, slot: _Slot, row: Row) -> None:
@@ -210,7 +210,9 @@ class FakeExecutor:
             mask = self._masks.get(row.slot)
             if mask is not None:
                 assert not row.drafts, "a row with a mask has drafts"
-                token = next(each for each in range(self.vocab_size) if mask[each // 8] >> each % 8 & 1)
+                token = next(
+                    candidate for candidate in range(self.vocab_size) if mask[candidate // 8] >> candidate % 8 & 1
+                )
             sampled.append(token)
             slot.tokens.append(token)
             slot.cells.append(checksum(token, slot.cells[-1]))

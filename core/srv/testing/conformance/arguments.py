@@ -97,8 +97,12 @@ def supported(kit: Kit) -> str:
     launches = group_into_launches(kit, facts, statements)
     for launch in launches:
         _check_launch(kit, folder, facts, launch)
-    names = {each.argument for each in statements}
-    untried = [each.name for each in ARGUMENTS.values() if each.status == "implemented" and each.name not in names]
+    names = {statement.argument for statement in statements}
+    untried = [
+        argument.name
+        for argument in ARGUMENTS.values()
+        if argument.status == "implemented" and argument.name not in names
+    ]
     tried = f"{len(statements)} values of {len(names)} arguments in {len(launches)} launches"
     return f"{tried}; not tried: {', '.join(untried)}"
 
@@ -114,7 +118,7 @@ def refuses(kit: Kit) -> str:
         try:
             resolve_for(kit, facts, statement)
         except Refusal as refusal:
-            if not any(each.what == statement.argument for each in refusal.rejections):
+            if not any(rejection.what == statement.argument for rejection in refusal.rejections):
                 raise Fault(
                     f"{shown(statement)} is declared unsupported, but other arguments were refused: {refusal}"
                 ) from refusal
@@ -158,12 +162,12 @@ def _model(kit: Kit) -> tuple[ModelFacts, Path]:
 
 def accepted_values(kit: Kit, facts: ModelFacts) -> list[UserStatement]:
     """Values that the plugin accepts one at a time for the small model on this device, a few per argument."""
-    found: list[UserStatement] = []
+    accepted_statements: list[UserStatement] = []
     for argument in ARGUMENTS.values():
         if argument.status == "implemented" and argument.name not in NOT_TRIED and not needs_file(argument):
-            accepted = [each for each in _candidates(argument, kit) if _accepts(kit, facts, [each])]
-            found += accepted[:MAX_VALUES]
-    return found
+            accepted = [candidate for candidate in _candidates(argument, kit) if _accepts(kit, facts, [candidate])]
+            accepted_statements += accepted[:MAX_VALUES]
+    return accepted_statements
 
 
 def needs_file(argument: Argument) -> bool:
@@ -181,18 +185,20 @@ def _candidates(argument: Argument, kit: Kit) -> list[UserStatement]:
     if argument.name == "model_impl" and importlib.util.find_spec("transformers") is None:
         texts = tuple(text for text in texts if text != "transformers")
     read = (read_text(argument, text, Origin.COMMAND_LINE, SOURCE) for text in texts)
-    statements = (each for each in read if isinstance(each, UserStatement))
+    statements = (candidate for candidate in read if isinstance(candidate, UserStatement))
     return [
-        each for each in statements if argument.validation_error(each.value) is None and each.value != argument.default
+        statement
+        for statement in statements
+        if argument.validation_error(statement.value) is None and statement.value != argument.default
     ]
 
 
 def _with_prerequisites(statements: Sequence[UserStatement]) -> list[UserStatement]:
     """The statements, after those for arguments without which they have no effect."""
     values: dict[str, object] = {}
-    for each in statements:
-        values |= with_prerequisite(each.argument, each.value)
-    values |= {each.argument: each.value for each in statements}
+    for statement in statements:
+        values |= with_prerequisite(statement.argument, statement.value)
+    values |= {statement.argument: statement.value for statement in statements}
     return [user_statement(name, value) for name, value in values.items()]
 
 
@@ -210,11 +216,11 @@ def group_into_launches(kit: Kit, facts: ModelFacts, statements: Sequence[UserSt
     while remaining:
         launch: list[UserStatement] = []
         for statement in remaining:
-            if all(statement.argument != each.argument for each in launch) and _accepts(
+            if all(statement.argument != other.argument for other in launch) and _accepts(
                 kit, facts, [*launch, statement]
             ):
                 launch.append(statement)
-        remaining = [each for each in remaining if each not in launch]
+        remaining = [value for value in remaining if value not in launch]
         launches.append(launch)
     return launches
 
@@ -237,21 +243,21 @@ def _check_launch(kit: Kit, folder: Path, facts: ModelFacts, statements: Sequenc
 
     if not fails(statements):
         return
-    named: Sequence[UserStatement] = at_fault(statements, fails)
-    if len(named) < len(statements) and not fails(named):  # it fails by chance
-        named = statements
-    accepted = "is accepted" if len(named) == 1 else "are accepted together"
-    shown_values = " and ".join(map(shown, named))
+    culprits: Sequence[UserStatement] = at_fault(statements, fails)
+    if len(culprits) < len(statements) and not fails(culprits):  # it fails by chance
+        culprits = statements
+    accepted = "is accepted" if len(culprits) == 1 else "are accepted together"
+    shown_values = " and ".join(map(shown, culprits))
     raise Fault(f"{shown_values} {accepted}, but the server does not serve: {reasons[-1]}") from reasons[-1]
 
 
 def at_fault(
-    given: Sequence[Value], fails: Callable[[Sequence[Value]], bool], fixed: Sequence[Value] = ()
+    values: Sequence[Value], fails: Callable[[Sequence[Value]], bool], fixed: Sequence[Value] = ()
 ) -> list[Value]:
-    """The values of `given` that fail with `fixed`, and none too many: delta debugging (Zeller, ESEC 1999)."""
-    if len(given) == 1:
-        return list(given)
-    first, second = given[: len(given) // 2], given[len(given) // 2 :]
+    """Those of `values` that fail with `fixed`, and none too many: delta debugging (Zeller, ESEC 1999)."""
+    if len(values) == 1:
+        return list(values)
+    first, second = values[: len(values) // 2], values[len(values) // 2 :]
     for half in (first, second):
         if fails([*fixed, *half]):
             return at_fault(half, fails, fixed)
@@ -261,23 +267,23 @@ def at_fault(
 
 def serving(kit: Kit, folder: Path, statements: Sequence[UserStatement]) -> AbstractContextManager[Server]:
     """A server with these values."""
-    key = API_KEY if any(each.argument == "api_key" for each in statements) else ""
+    key = API_KEY if any(statement.argument == "api_key" for statement in statements) else ""
     return running_server(_command_line(kit, folder, statements), kit.scratch, key)
 
 
 def _command_line(kit: Kit, folder: Path, statements: Sequence[UserStatement]) -> list[str]:
     """The command line, with a small pool unless a value sets it, so that a small machine starts quickly."""
-    named = {each.argument for each in statements}
+    names = {statement.argument for statement in statements}
     arguments = ["--device", kit.device_text, "--model-path", str(folder)]
-    arguments += [] if "max_total_tokens" in named else ["--max-total-tokens", "4096"]
-    for each in _with_prerequisites(statements):
-        argument = ARGUMENTS[each.argument]
+    arguments += [] if "max_total_tokens" in names else ["--max-total-tokens", "4096"]
+    for statement in _with_prerequisites(statements):
+        argument = ARGUMENTS[statement.argument]
         if argument.kind.base is bool and not argument.kind.many:
-            arguments.append(argument.flag if each.value else f"--no-{argument.flag[2:]}")
+            arguments.append(argument.flag if statement.value else f"--no-{argument.flag[2:]}")
         elif argument.kind.many:
-            arguments += [argument.flag, *map(str, each.value)]
+            arguments += [argument.flag, *map(str, statement.value)]
         else:
-            arguments.append(f"{argument.flag}={each.value}")
+            arguments.append(f"{argument.flag}={statement.value}")
     return arguments
 
 
@@ -304,25 +310,28 @@ def _info(server: Server) -> dict[str, object]:
 def _check_read_back(info: Mapping[str, object], statements: Sequence[UserStatement]) -> None:
     provenances = info["arguments"]
     assert isinstance(provenances, dict)
-    for each in statements:
-        argument = ARGUMENTS[each.argument]
-        if argument.arg.secret or argument.asks_for_automatic(each.value):
+    for statement in statements:
+        argument = ARGUMENTS[statement.argument]
+        if argument.arg.secret or argument.asks_for_automatic(statement.value):
             continue
-        value = provenances[each.argument]["value"]
-        if value != argument.kind.dump(each.value):
-            raise Fault(f"{shown(each)} was set, but /get_server_info reports {value!r}")
+        value = provenances[statement.argument]["value"]
+        if value != argument.kind.dump(statement.value):
+            raise Fault(f"{shown(statement)} was set, but /get_server_info reports {value!r}")
 
 
 def _support(kit: Kit) -> dict[str, tuple[Support, ...]]:
     """The support that the plugin declares for arguments on this device's variant."""
     variant = kit.device_facts.variant
-    found = {name: on_variant(variant, each) for name, each in by_argument(kit.manifest.facts.support).items()}
-    return {name: support for name, support in found.items() if support}
+    support_by_name = {
+        name: on_variant(variant, declarations)
+        for name, declarations in by_argument(kit.manifest.facts.support).items()
+    }
+    return {name: support for name, support in support_by_name.items() if support}
 
 
 def _declared(kit: Kit, statuses: Sequence[str]) -> list[UserStatement]:
     """Values of implemented arguments for which the plugin declares one of these statuses."""
-    found: list[UserStatement] = []
+    statements: list[UserStatement] = []
     for name, support in _support(kit).items():
         argument = ARGUMENTS[name]
         if argument.status != "implemented" or name in NOT_TRIED:
@@ -330,8 +339,8 @@ def _declared(kit: Kit, statuses: Sequence[str]) -> list[UserStatement]:
         for statement in _candidates(argument, kit):
             verdict = support_of_value(argument, statement.value, support)
             if verdict is not None and verdict.status in statuses:
-                found.append(statement)
-    return found
+                statements.append(statement)
+    return statements
 
 
 def shown(statement: UserStatement) -> str:

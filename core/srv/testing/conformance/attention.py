@@ -68,11 +68,11 @@ def _forward_once(bench: Bench, unchanged: bool = False) -> None:
     """One layer of a step of the bench's own backend; `unchanged`: Fault if it changes its arguments."""
     count = 1 if bench.setup.role == "decode" else 2
     metadata = bench.own.plan(bench.batch([(bench.sequence(), count)]))
-    given = [part.to(bench.kit.device, copy=True) for part in bench.inputs(count)]
-    before = [part.to("cpu", copy=True) for part in given]
-    q, k, v = given
+    operands = [part.to(bench.kit.device, copy=True) for part in bench.inputs(count)]
+    before = [part.to("cpu", copy=True) for part in operands]
+    q, k, v = operands
     bench.check_result(bench.own.forward(bench.layers[0], q, k, v, metadata), q)
-    for name, part, old in zip("qkv", given, before, strict=True):
+    for name, part, old in zip("qkv", operands, before, strict=True):
         if unchanged and not torch.equal(part.to("cpu"), old):
             raise Fault(f"{bench.setup}: forward changed {name} in place")
 
@@ -144,7 +144,7 @@ def page_boundaries(kit: Kit) -> str:
             bench.step([(row, 1) for row in rows], "output across a page boundary")
 
     chosen = select_setups(kit, max_head_sizes=MAX_HEAD_SIZES)
-    further = [each for each in select_setups(kit, max_page_sizes=largest(kit).page_sizes) if each not in chosen]
+    further = [setup for setup in select_setups(kit, max_page_sizes=largest(kit).page_sizes) if setup not in chosen]
     seen = [run_each(chosen, lambda setup: check(setup, 3)), run_each(tuple(further), lambda setup: check(setup, 1))]
     return "; ".join(filter(None, seen))
 
@@ -326,15 +326,15 @@ def results(kit: Kit) -> str:
 
     def check(setup: AttentionSetup) -> None:
         bench, counts = Bench(kit, setup), {BOTH: (3, 1), "prefill": (3, 3), "decode": (1, 1)}[setup.role]
-        row, kept = bench.sequence(), []
+        row, copies = bench.sequence(), []
         for count in counts:
             metadata = bench.own.plan(bench.batch([(row, count)]))
             for layer in bench.layers:
                 q, k, v = (part.to(kit.device) for part in bench.inputs(count))
                 result = bench.own.forward(layer, q, k, v, metadata)
-                kept.append((result, result.to("cpu", copy=True)))
+                copies.append((result, result.to("cpu", copy=True)))
             row.length += count
-        if not all(torch.equal(result.to("cpu"), copy) for result, copy in kept):
+        if not all(torch.equal(result.to("cpu"), copy) for result, copy in copies):
             raise Fault(f"{setup}: a result was overwritten by a later layer or step")
 
     return run_each(select_setups(kit, max_page_sizes=1), check)
@@ -388,10 +388,10 @@ def groups(kit: Kit) -> str:
         benches = Bench(kit, setup, window=5), Bench(kit, setup, seed=1)
         rows = [[bench.sequence(), bench.sequence()] for bench in benches]
         what = "two cache groups, one with a window of 5 tokens"
-        for bench, each in zip(benches, rows, strict=True):
-            bench.step(list(zip(each, (setup.span + 1, 3 * setup.span + 2), strict=True)), what, layers=(0, 1))
+        for bench, row in zip(benches, rows, strict=True):
+            bench.step(list(zip(row, (setup.span + 1, 3 * setup.span + 2), strict=True)), what, layers=(0, 1))
         for counts in ((1, 1), (setup.span, 1), (1, 1)):
-            steps = [list(zip(each, counts, strict=True)) for each in rows]
+            steps = [list(zip(row, counts, strict=True)) for row in rows]
             step_groups(list(zip(benches, steps, strict=True)), what)
 
     return run_each(select_setups(kit, fields=WINDOWED, max_page_sizes=1), check)
@@ -498,13 +498,13 @@ def head_dims(kit: Kit) -> str:
     seen: dict[str, list[str]] = {}
     sizes = (*HEAD_DIMS, *FURTHER_HEAD_DIMS)
     for spec, head_dim, dtype in itertools.product(backend_specs(kit, "attention"), sizes, declared_dtypes(kit)):
-        found, _ = find_setups(kit, spec, Shape(4, 2, head_dim), dtype, max_page_sizes=1)
-        for setup in found:
+        setups, _ = find_setups(kit, spec, Shape(4, 2, head_dim), dtype, max_page_sizes=1)
+        for setup in setups:
             check_typical(kit, setup, f"heads of {head_dim}")
             seen.setdefault(setup.name, []).append(f"{head_dim} {dtype}")
     if not seen:
         raise NotApplicable(f"no backend supports heads of {', '.join(map(str, sizes))}")
-    return "; ".join(f"{name}: {', '.join(each)}" for name, each in seen.items())
+    return "; ".join(f"{name}: {', '.join(names)}" for name, names in seen.items())
 
 
 def undeclared(kit: Kit) -> str:

@@ -67,7 +67,7 @@ def both_ways(kit: Kit) -> str:
         """Of each head and distance, of which those beyond the ends of the table have that of the end."""
         numbers = torch.Generator().manual_seed(3)
         table = torch.randn(setup.shape.heads, 2 * _LOCAL + 1, generator=numbers)
-        values = tuple(tuple(each) for each in table.tolist())
+        values = tuple(tuple(bias_row) for bias_row in table.tolist())
         bench = Bench(kit, setup, bidirectional=True, relative_bias=True, bias_values=values)
         rows = [(bench.sequence(), length) for length in (3, 4 * _LOCAL, 1)]
         bench.step(rows, "attention to later tokens with biases by distance")

@@ -21,10 +21,12 @@ from srv.testing.conformance.setups import MAX_HEAD_SIZES, AttentionSetup, selec
 
 def writes(kit: Kit) -> str:
     """Every step stores its keys and values in the slots of its tokens, and changes nothing else but page 0."""
-    found = select_setups(kit, max_head_sizes=MAX_HEAD_SIZES)
-    plain = tuple(setup for setup in found if stored.is_plain(setup.layout))
-    own = {setup.layout.order for setup in found} - {setup.layout.order for setup in plain}
-    unknown = f"the kit cannot read pools of the platform's own layout {', '.join(sorted(own))}" if own else ""
+    setups = select_setups(kit, max_head_sizes=MAX_HEAD_SIZES)
+    plain = tuple(setup for setup in setups if stored.is_plain(setup.layout))
+    own_orders = {setup.layout.order for setup in setups} - {setup.layout.order for setup in plain}
+    unknown = (
+        f"the kit cannot read pools of the platform's own layout {', '.join(sorted(own_orders))}" if own_orders else ""
+    )
     if not plain:
         raise NotApplicable(f"{unknown}; the other checks judge writing together with reading")
     faults: list[str] = []
@@ -72,25 +74,25 @@ class _Writer:
         places: dict[int, str] = {}
         for number, (row, count) in enumerate(rows):
             slots = stored.slots(row.pages, bench.page_size, row.length + count)[row.length :]
-            for held, part in zip(self._expected, (row.keys[0], row.values[0]), strict=True):
-                held[slots] = part[row.length :].to(held.dtype)
+            for expected, part in zip(self._expected, (row.keys[0], row.values[0]), strict=True):
+                expected[slots] = part[row.length :].to(expected.dtype)
             backend = self._setup.computing(count)
             for token, slot in enumerate(slots.tolist(), row.length):
                 places[slot] = f"token {token} of row {number} ({count} queries, {backend})"
             row.length += count
-        for name, got, want in zip(("key", "value"), stored.on_host(bench.kv, 0), self._expected, strict=True):
-            wrong = self._wrong_slots(got, want)
+        for name, actual, want in zip(("key", "value"), stored.on_host(bench.kv, 0), self._expected, strict=True):
+            wrong = self._wrong_slots(actual, want)
             if wrong:
-                slot = min(wrong, key=lambda each: each not in places)
+                slot = min(wrong, key=lambda wrong_slot: wrong_slot not in places)
                 place = f"page {slot // bench.page_size}, slot {slot % bench.page_size}"
                 if slot in places:
                     return f"{what}: {place} does not hold the {name} of {places[slot]}"
                 return f"{what}: {place} holds another {name}, though no token of the step belongs there: {self._setup}"
         return ""
 
-    def _wrong_slots(self, got: Tensor, want: Tensor) -> list[int]:
+    def _wrong_slots(self, actual: Tensor, want: Tensor) -> list[int]:
         absolute, relative = TOLERANCES[self._setup.dtype]
-        error = (got.double() - want.double()).abs()
+        error = (actual.double() - want.double()).abs()
         right = (error <= absolute + relative * want.double().abs()).flatten(1).all(1)
         right[: self._bench.page_size] = True  # page 0
         return torch.nonzero(~right).flatten().tolist()

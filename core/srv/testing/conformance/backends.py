@@ -48,9 +48,11 @@ def exercised(kit: Kit) -> str:
     run: list[str] = []
     missed: list[str] = []
     for spec in backend_specs(kit, "attention"):
-        found = roles(kit, spec)
-        if found:
-            run.append(f"attention backend {spec.name} ({BOTH if BOTH in found else ' and '.join(found)})")
+        served_roles = roles(kit, spec)
+        if served_roles:
+            run.append(
+                f"attention backend {spec.name} ({BOTH if BOTH in served_roles else ' and '.join(served_roles)})"
+            )
         else:
             missed.append(f"attention backend {spec.name}: {_why_unfit(kit, spec)}")
     for spec in backend_specs(kit, "sampling"):

@@ -128,8 +128,8 @@ class Bench:
         chosen, rows = torch.tensor(order), [(row, len(order))]
         metadata = self.backend.plan(batch)
         self.expect(rows, 0, k, v)
-        got = self.forward(self.layers[0], q[chosen], k[chosen], v[chosen], metadata)
-        self.compare(rows, 0, q, got[chosen.argsort()], what, queries=1)
+        out = self.forward(self.layers[0], q[chosen], k[chosen], v[chosen], metadata)
+        self.compare(rows, 0, q, out[chosen.argsort()], what, queries=1)
         row.length += len(order)
 
     def batch(self, rows: Sequence[tuple[BenchRow, int]], graph: int | None = None, columns: int = 0) -> AttentionBatch:
@@ -222,7 +222,7 @@ class Bench:
         rows: Sequence[tuple[BenchRow, int]],
         index: int,
         q: Tensor,
-        got: Tensor,
+        actual: Tensor,
         what: str,
         queries: int = 0,
     ) -> None:
@@ -232,25 +232,25 @@ class Bench:
         """
         ends = list(itertools.accumulate(count for _, count in rows))
         for number, ((row, count), end) in enumerate(zip(rows, ends, strict=True)):
-            own = slice(end - count, end)
-            fault = self._fault(row, index, q[own].double(), got[own])
+            tokens = slice(end - count, end)
+            fault = self._fault(row, index, q[tokens].double(), actual[tokens])
             if fault:
                 length = len(row.keys[index])
                 backend = self.setup.computing(queries or count)
                 raise Fault(f"{what}: {backend}: row {number}, {count} queries over {length} tokens: {fault}")
 
-    def _fault(self, row: BenchRow, index: int, q: Tensor, got: Tensor) -> str:
+    def _fault(self, row: BenchRow, index: int, q: Tensor, actual: Tensor) -> str:
         """What is wrong with the result of one row, as a clause; empty if nothing is."""
         expected = row.keys[index], row.values[index]
-        fault = difference(got, reference(self.layers[index], q, *expected), self.setup.dtype)
+        fault = difference(actual, reference(self.layers[index], q, *expected), self.setup.dtype)
         if not fault or not self._plain:
             return fault
         owned = self._owned(row, len(expected[0]))[:, None, None]
         keys, values = stored.read(self.kv, index, self._slots(row, len(expected[0])))
-        held = torch.where(owned, keys, expected[0]), torch.where(owned, values, expected[1])
-        if not any(difference(part, old, self.setup.dtype) for part, old in zip(held, expected, strict=True)):
+        unwritten = torch.where(owned, keys, expected[0]), torch.where(owned, values, expected[1])
+        if not any(difference(part, old, self.setup.dtype) for part, old in zip(unwritten, expected, strict=True)):
             return f"{fault}. The pool holds the keys and values of all these tokens: reading them is at fault"
-        if difference(got, reference(self.layers[index], q, *held), self.setup.dtype):
+        if difference(actual, reference(self.layers[index], q, *unwritten), self.setup.dtype):
             return f"{fault}. The pool holds other keys or values of these tokens, and the result is not theirs either"
         if self._stores:
             return ""
@@ -270,8 +270,8 @@ def step_groups(
         for bench, rows, metadata in planned:
             q, k, v = bench.inputs(sum(count for _, count in rows))
             bench.expect(rows, index, k, v)
-            got = bench.forward(bench.layers[index], q, k, v, metadata)
-            bench.compare(rows, index, q, got, what)
+            out = bench.forward(bench.layers[index], q, k, v, metadata)
+            bench.compare(rows, index, q, out, what)
     for _, rows, _ in planned:
         for row, count in rows:
             row.length += count
@@ -322,8 +322,8 @@ def reference(layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor) ->
     if layer.window is not None:
         masked |= distance >= layer.window
     if layer.chunk is not None:
-        own = torch.arange(len(keys) - len(q), len(keys))[:, None] // layer.chunk
-        masked |= torch.arange(len(keys))[None, :] // layer.chunk != own
+        chunks = torch.arange(len(keys) - len(q), len(keys))[:, None] // layer.chunk
+        masked |= torch.arange(len(keys))[None, :] // layer.chunk != chunks
     scores = scores.masked_fill(masked, float("-inf"))
     if layer.sink_scores is not None:
         sinks = torch.tensor(layer.sink_scores, dtype=torch.float64)[:, None, None]
@@ -369,12 +369,12 @@ def round_trip_float8(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     return (limited / step).round() * step * scale
 
 
-def difference(got: Tensor, want: Tensor, dtype: str) -> str:
+def difference(actual: Tensor, want: Tensor, dtype: str) -> str:
     """The largest error of a result, as a clause; empty if all are within the tolerance."""
     absolute, relative = TOLERANCES[dtype]
-    error = (got.double() - want).abs()
+    error = (actual.double() - want).abs()
     excess = (error - absolute - relative * want.abs()).nan_to_num(torch.inf)
     if bool((excess <= 0).all()):
         return ""
     worst = int(excess.argmax())
-    return f"{got.flatten()[worst].item():.4g} where {want.flatten()[worst].item():.4g} is expected"
+    return f"{actual.flatten()[worst].item():.4g} where {want.flatten()[worst].item():.4g} is expected"

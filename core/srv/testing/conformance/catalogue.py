@@ -151,7 +151,7 @@ def markdown() -> str:
             "| check | what is true if it passes | if declared |",
             "|---|---|---|",
         ]
-        lines += [f"| `{each.name}` | {each.summary} | {each.needs} |" for each in CHECKS if each.level is level]
+        lines += [f"| `{check.name}` | {check.summary} | {check.needs} |" for check in CHECKS if check.level is level]
         lines.append("")
     return "\n".join(lines)
 

@@ -74,8 +74,8 @@ def _run_check(check: Check, kit: Kit) -> tuple[Status, str, str]:
         return "passed", str(function(kit) or check.summary), ""
     except NotApplicable as reason:
         return "skipped", str(reason), ""
-    except Undeclared as found:
-        return "undeclared", found.message, found.remedy
+    except Undeclared as undeclared:
+        return "undeclared", undeclared.message, undeclared.remedy
     except Fault as fault:
         return "failed", fault.message, fault.remedy or check.remedy
     except SrvError as error:
@@ -97,9 +97,9 @@ def describe(kit: Kit) -> dict[str, Any]:
         "environment": {},
     }
     if kit.name in kit.platforms:
-        found = kit.installed
-        facts |= {"distribution": found.distribution, "version": found.version}
-        facts["simulated"] = found.manifest is not None and found.manifest.simulated
+        installed = kit.installed
+        facts |= {"distribution": installed.distribution, "version": installed.version}
+        facts["simulated"] = installed.manifest is not None and installed.manifest.simulated
     if not facts["unavailable"]:
         facts["device"] = asdict(kit.device_facts)
         facts["simulated"] = facts["simulated"] or kit.device_facts.simulated

@@ -32,16 +32,16 @@ _COPIED: Copied = ((1, 4), (2, 5), (3, 1), (6, 3))  # two that are consecutive, 
 
 def staging(kit: Kit) -> str:
     """Staging memory is on the host, of the right shape, and every call returns other memory."""
-    wanted = [((3, 5), torch.float32), ((7,), torch.int64), ((0,), torch.uint8), ((2, 2), torch.bool)]
-    made = [kit.platform.staging(shape, dtype) for shape, dtype in wanted for _ in range(2)]
-    for number, tensor in enumerate(made):
-        shape, dtype = wanted[number // 2]
+    requests = [((3, 5), torch.float32), ((7,), torch.int64), ((0,), torch.uint8), ((2, 2), torch.bool)]
+    tensors = [kit.platform.staging(shape, dtype) for shape, dtype in requests for _ in range(2)]
+    for number, tensor in enumerate(tensors):
+        shape, dtype = requests[number // 2]
         if not isinstance(tensor, Tensor) or (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
             raise Fault(f"staging({shape}, {dtype}) returned {tensor!r}")
         if tensor.device != torch.device("cpu"):
             raise Fault(f"staging({shape}, {dtype}) is on {tensor.device}, not on the host")
         tensor.view(-1).view(torch.uint8).fill_(number)
-    for number, tensor in enumerate(made):
+    for number, tensor in enumerate(tensors):
         if not bool((tensor.view(-1).view(torch.uint8) == number).all()):
             raise Fault("two tensors from staging share memory")
     blocks = [kit.platform.staging((size,), torch.uint8) for size, count in _BLOCKS for _ in range(count)]
@@ -55,7 +55,7 @@ def staging(kit: Kit) -> str:
         blocks[0].to(kit.device, non_blocking=True).to("cpu")  # waits, because the memory must be kept until then
     except RuntimeError as error:
         raise Fault(f"a copy from staging memory with non_blocking=True is refused: {error}") from error
-    return f"{len(made) + len(blocks)} tensors in host memory of their own"
+    return f"{len(tensors) + len(blocks)} tensors in host memory of their own"
 
 
 def ring(kit: Kit) -> str:
@@ -90,20 +90,20 @@ def _check_arrived(host: Tensor, copies: StepCopies, step: int) -> None:
 
 def streams(kit: Kit) -> str:
     """A stream that waits for an event of another one sees what was enqueued before it."""
-    found = kit.transfers.streams
+    of_device = kit.transfers.streams
     source, target = (kit.platform.staging((_SIZE,), torch.float32) for _ in range(2))
     numbers = torch.zeros(_SIZE, device=kit.device)
     for number in range(_ROUNDS):
         source.fill_(number)
-        found.copy_in.wait(found.compute.record())  # the last round has read `numbers`
-        with found.copy_in.use():
+        of_device.copy_in.wait(of_device.compute.record())  # the last round has read `numbers`
+        with of_device.copy_in.use():
             numbers.copy_(source, non_blocking=True)
-        found.compute.wait(found.copy_in.record())
+        of_device.compute.wait(of_device.copy_in.record())
         result = _work(kit, numbers)
-        found.copy_out.wait(found.compute.record())
-        with found.copy_out.use():
+        of_device.copy_out.wait(of_device.compute.record())
+        with of_device.copy_out.use():
             target.copy_(result, non_blocking=True)
-        found.copy_out.record().synchronize()
+        of_device.copy_out.record().synchronize()
         if not bool(((target - (number + 1)).abs() < 1e-2).all()):
             raise Fault("a stream that waited for an event of another stream did not see what was done before it")
     return "copies in, computing and copies out waited for one another"
@@ -156,7 +156,7 @@ def _copy(kit: Kit, source: KVBuffers, target: KVBuffers, copied: Copied) -> Non
 def _on_host(kit: Kit, kv: KVBuffers) -> KVBuffers:
     """A pool of the same layout in staging memory."""
     tensors = {
-        name: tuple(kit.platform.staging(tuple(each.shape), each.dtype) for each in buffers)
+        name: tuple(kit.platform.staging(tuple(buffer.shape), buffer.dtype) for buffer in buffers)
         for name, buffers in kv.tensors.items()
     }
     return KVBuffers(kv.layout, tensors)
@@ -174,9 +174,9 @@ def _number_pages(kit: Kit, kv: KVBuffers, numbers: Tensor) -> None:
 def _check_pages(kv: KVBuffers, expected: Tensor, copied: Tensor, what: str) -> None:
     """Fault unless page i holds expected[i]; `copied`: the pages that were overwritten."""
     for buffer in kv.all():
-        found = buffer.to("cpu").float().flatten(1)
-        wrong = (found != expected[:, None]).any(1)
+        values = buffer.to("cpu").float().flatten(1)
+        wrong = (values != expected[:, None]).any(1)
         if bool(wrong.any()):
             page = int(wrong.nonzero()[0])
             change = "which should hold another page" if page in copied.tolist() else "which should not change"
-            raise Fault(f"{what} left {float(found[page, 0]):g} in page {page}, {change} ({float(expected[page]):g})")
+            raise Fault(f"{what} left {float(values[page, 0]):g} in page {page}, {change} ({float(expected[page]):g})")

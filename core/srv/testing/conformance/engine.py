@@ -83,11 +83,11 @@ def embeddings(kit: Kit) -> str:
     with engine_under_test(kit) as tested:
         prompts = tested.prompts()
         requests = [
-            RequestSpec(id=f"{pooling.value} {number}", tokens=tuple(each), params=PoolingParams(pooling=pooling))
-            for number, each in enumerate(prompts)
+            RequestSpec(id=f"{pooling.value} {number}", tokens=tuple(tokens), params=PoolingParams(pooling=pooling))
+            for number, tokens in enumerate(prompts)
             for pooling in Pooling
         ]
-        generating = [request(f"generating {number}", each) for number, each in enumerate(prompts)]
+        generating = [request(f"generating {number}", tokens) for number, tokens in enumerate(prompts)]
         mixed = tested.engine.generate([*requests, *generating])
         tested.check(prompts, mixed[len(requests) :], "greedy output of a batch with embeddings")
         worst = 0.0
@@ -103,8 +103,8 @@ def _embedding_error(tested: EngineUnderTest, spec: RequestSpec, result: Generat
     states = tested.reference.hidden_states(spec.tokens)
     assert isinstance(spec.params, PoolingParams)
     pooled = pooled_reference(states, spec.params.pooling)
-    found = torch.frombuffer(bytearray(result.vectors), dtype=torch.float32)
-    error, tolerance = float((found - normalize(pooled, dim=0)).norm()), EMBEDDING_TOLERANCE[tested.dtype]
+    vector = torch.frombuffer(bytearray(result.vectors), dtype=torch.float32)
+    error, tolerance = float((vector - normalize(pooled, dim=0)).norm()), EMBEDDING_TOLERANCE[tested.dtype]
     if not error <= tolerance:
         raise Fault(
             f"the embedding ({spec.params.pooling.value}) of {len(spec.tokens)} tokens is off by {error:.3g} in "
@@ -246,7 +246,7 @@ def drafts(kit: Kit) -> str:
     """Free output, whose drafts are mostly wrong, and output that a bias makes one token, whose drafts are right."""
     try:
         with engine_under_test(kit, disable_graphs=None, speculative_algorithm="NGRAM") as tested:
-            prompts = [each * 2 for each in tested.prompts()]
+            prompts = [text * 2 for text in tested.prompts()]
             tested.check(prompts, tested.generate(prompts), "output with drafts")
             forced = tested.generate(prompts, logit_bias=((_FORCED, 100.0),))
             stats = tested.engine.stats()
@@ -278,16 +278,16 @@ def late_inputs(kit: Kit) -> str:
     """A logits processor that allows one token, by the token of the step before, next to free requests."""
     with engine_under_test(kit, kind=_Counting) as tested:
         prompts = tested.prompts()
-        free = [request(f"free {number}", each) for number, each in enumerate(prompts)]
+        free = [request(f"free {number}", tokens) for number, tokens in enumerate(prompts)]
         counted = [
             RequestSpec(id=f"count {one.id}", tokens=one.tokens, params=one.params, namespace="count") for one in free
         ]
         results = tested.engine.generate([*free, *counted])
         tested.check(prompts, results[: len(free)], "output next to masked requests")
-        for each, result in zip(prompts, results[len(free) :], strict=True):
-            expected = list(range(each[-1] + 1, each[-1] + 1 + OUTPUT_TOKENS))
+        for tokens, result in zip(prompts, results[len(free) :], strict=True):
+            expected = list(range(tokens[-1] + 1, tokens[-1] + 1 + OUTPUT_TOKENS))
             if result.tokens != expected:
-                raise Fault(f"masks allow only {expected} after token {each[-1]}, but {result.tokens} were sampled")
+                raise Fault(f"masks allow only {expected} after token {tokens[-1]}, but {result.tokens} were sampled")
         return f"{len(counted)} masked requests next to {len(free)} others, {OUTPUT_TOKENS} tokens each"
 
 

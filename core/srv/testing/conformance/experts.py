@@ -36,13 +36,13 @@ def loaded(kit: Kit) -> str:
             for op in (EXPERTS, INT8, GGUF, FP8):
                 if not context.offers(op, **dict.fromkeys(contracts()[op].sizes, 64)):
                     continue
-                own: list[ExpertSizes] = []
-                layer, name = _layer(kit, context, op, own), str(dtype).removeprefix("torch.")
+                sizes: list[ExpertSizes] = []
+                layer, name = _layer(kit, context, op, sizes), str(dtype).removeprefix("torch.")
                 check = pkgutil.resolve_name(VIOLATIONS)
-                found = check(contracts()[op], layer, dtype, kit.device, capabilities=kit.capabilities)
-                if found:
-                    raise Fault(f"{spec.name}, {name}: after post_load, {found[0]}")
-                if not own:
+                problems = check(contracts()[op], layer, dtype, kit.device, capabilities=kit.capabilities)
+                if problems:
+                    raise Fault(f"{spec.name}, {name}: after post_load, {problems[0]}")
+                if not sizes:
                     raise Fault(f"{spec.name}, {name}: it refuses all sizes of the cases of {op}")
                 seen.append(f"{op} of {spec.name} in {name}")
     if not seen:
@@ -50,10 +50,10 @@ def loaded(kit: Kit) -> str:
     return ", ".join(seen)
 
 
-def _layer(kit: Kit, context: BuildContext, op: str, own: list[ExpertSizes]) -> Callable[..., Tensor]:
+def _layer(kit: Kit, context: BuildContext, op: str, sizes_seen: list[ExpertSizes]) -> Callable[..., Tensor]:
     """The op, computed by a layer that is loaded with the operands and passed to `post_load`.
 
-    A model whose sizes the backend of `context` refuses gets another one; those that it takes are added to `own`.
+    A model whose sizes the backend of `context` refuses gets another one; those that it takes go to `sizes_seen`.
     """
     any_backend = BuildContext(context.device, context.dtype, Ops(kit.name, kit.platform.ops))
 
@@ -61,12 +61,12 @@ def _layer(kit: Kit, context: BuildContext, op: str, own: list[ExpertSizes]) -> 
         sizes = _sizes(op, ids.shape[1], operands)
         takes = context.offers(op, **sizes.op_sizes)
         if takes:
-            own.append(sizes)
+            sizes_seen.append(sizes)
         layer = _made(context if takes else any_backend, op, sizes, operands)
         # The biases of experts in GGUF blocks and in FP8 come last, and cases without them leave them out.
-        for name, given in zip(layer.operands()[0], operands, strict=op not in (GGUF, FP8)):
-            if isinstance(given, Tensor):
-                getattr(layer, name).copy_(given)
+        for name, value in zip(layer.operands()[0], operands, strict=op not in (GGUF, FP8)):
+            if isinstance(value, Tensor):
+                getattr(layer, name).copy_(value)
         kit.platform.post_load(nn.ModuleList([layer]))
         result: Tensor = layer.kernel(x, ids, weights)
         return result

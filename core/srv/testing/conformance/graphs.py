@@ -120,7 +120,7 @@ def groups(kit: Kit) -> str:
 
 def kv_dtypes(kit: Kit) -> str:
     """Pools of int8 and of 8-bit floats, these with scales per layer."""
-    names = [name for capability, each in _KV_DTYPES.items() if capability in kit.capabilities for name in each]
+    names = [name for capability, dtypes in _KV_DTYPES.items() if capability in kit.capabilities for name in dtypes]
     if not names:
         raise NotApplicable("the plugin declares neither int8_kv nor fp8_kv")
     seen: list[str] = []
@@ -222,9 +222,9 @@ class _Group:
     def compare(self, step: _Step, results: Tensor, what: str) -> None:
         """results: [layers, rows, heads, head_dim], on the host."""
         q, k, v = step.inputs
-        for index, got in zip(LAYERS, results, strict=True):
+        for index, out in zip(LAYERS, results, strict=True):
             self.bench.expect(step.rows, index, k, v)
-            self.bench.compare(step.rows, index, q, got[: len(step.rows)], what)
+            self.bench.compare(step.rows, index, q, out[: len(step.rows)], what)
 
 
 class _Captured:
@@ -290,7 +290,7 @@ class _Captured:
         """Launch `number` such steps without waiting between them, and then compare all results."""
         of_groups = list(zip(self._groups, zip(*rows, strict=True), strict=True))
         # Copies to the device come first, because a copy may wait for a running replay.
-        prepared = [[group.prepare(own) for group, own in of_groups] for _ in range(number)]
+        prepared = [[group.prepare(group_step) for group, group_step in of_groups] for _ in range(number)]
         results = [self._replay(steps, count or self.counts[0], ahead) for steps in prepared]
         self.kit.synchronize()
         for steps, result in zip(prepared, results, strict=True):
@@ -306,7 +306,7 @@ class _Captured:
         """Sequences whose prompts were computed eagerly."""
         rows = [self.sequence() for _ in lens]
         of_groups = zip(self._groups, zip(*rows, strict=True), strict=True)
-        steps = [(group.bench, list(zip(own, lens, strict=True))) for group, own in of_groups]
+        steps = [(group.bench, list(zip(group_rows, lens, strict=True))) for group, group_rows in of_groups]
         step_groups(steps, "eager prompts", layers=LAYERS)
         return rows
 

@@ -77,16 +77,16 @@ def _compare(kit: Kit, what: str, function: Callable[..., Any], args: Sequence[A
     """Call a function for all rows, and for a part of them, such as one."""
 
     def call(part: slice) -> list[Tensor]:
-        given = [arg[part] if number in rows else arg for number, arg in enumerate(args)]
+        part_args = [arg[part] if number in rows else arg for number, arg in enumerate(args)]
         with torch.inference_mode():
-            results = function(*(arg.to(kit.device) if isinstance(arg, Tensor) else arg for arg in given))
-        return [each.to("cpu") for each in (results if isinstance(results, tuple) else (results,))]
+            results = function(*(arg.to(kit.device) if isinstance(arg, Tensor) else arg for arg in part_args))
+        return [result.to("cpu") for result in (results if isinstance(results, tuple) else (results,))]
 
     count = len(args[rows[0]])
     whole = call(slice(0, count))
     for part in (slice(0, 1), slice(count - 1, count), slice(1, count // 2 + 1)):
-        for expected, got in zip(whole, call(part), strict=True):
-            if not torch.equal(expected[part], got):
+        for expected, actual in zip(whole, call(part), strict=True):
+            if not torch.equal(expected[part], actual):
                 raise Fault(f"{what}: {part.stop - part.start} of {count} rows get other bits without the others")
 
 
@@ -108,9 +108,9 @@ def _check_attention(kit: Kit, setup: AttentionSetup) -> None:
     others = Bench(kit, setup, seed=1).inputs(_SHORT)
     alone = _outputs(kit, setup, inputs, others, (tokens,), 0)
     for what, chunks, rows in (("next to other rows", (tokens,), 2), ("in chunks", _CHUNKS, 0)):
-        got = _outputs(kit, setup, inputs, others, chunks, rows)
-        if not torch.equal(alone, got):
-            token = int((alone != got).flatten(1).any(1).int().argmax())
+        actual = _outputs(kit, setup, inputs, others, chunks, rows)
+        if not torch.equal(alone, actual):
+            token = int((alone != actual).flatten(1).any(1).int().argmax())
             raise Fault(
                 f"{setup}: token {token} of {tokens + 1} gets other bits {what} than alone and in one step",
                 "Add up keys in an order that depends on the row alone, or do not declare batch_invariant.",
@@ -131,8 +131,8 @@ def _outputs(
     for chunk in (*chunks, total, 1):  # what is left of the prompt comes last
         size = 1 if row.length == total else min(chunk, total - row.length)
         rows = [*((bench.sequence(), len(others[0])) for _ in range(count)), (row, size)]
-        own = slice(row.length, row.length + size)
-        step = [torch.cat([*[other] * count, part[own]]) for part, other in zip(inputs, others, strict=True)]
+        positions = slice(row.length, row.length + size)
+        step = [torch.cat([*[other] * count, part[positions]]) for part, other in zip(inputs, others, strict=True)]
         q, k, v = step
         results.append(bench.forward(bench.layers[0], q, k, v, bench.backend.plan(bench.batch(rows)))[-size:])
         row.length += size

@@ -70,9 +70,9 @@ class Kit:
                 f'Install the plugin, and register it: [project.entry-points."srv.platforms"] {self.name} = "..."',
             )
         started = time.perf_counter()
-        found = self.platforms[self.name]
+        installed = self.platforms[self.name]
         self.import_seconds = time.perf_counter() - started
-        return found
+        return installed
 
     @property
     def manifest(self) -> Manifest:

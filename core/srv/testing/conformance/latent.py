@@ -59,11 +59,11 @@ def latent(kit: Kit) -> str:
     refused: list[str] = []
     for spec in specs:
         for dtype in declared_dtypes(kit):
-            found = list(_fitting(kit, spec, dtype, refused))
-            for layer, layout in found:
+            fitting = list(_fitting(kit, spec, dtype, refused))
+            for layer, layout in fitting:
                 _Run(kit, spec, layer, layout, dtype).check()
-            if found:
-                seen.append(f"{spec.name}, {dtype}, pages of {' and '.join(str(each.page_size) for _, each in found)}")
+            if fitting:
+                seen.append(f"{spec.name}, {dtype}, pages of {' and '.join(str(fit.page_size) for _, fit in fitting)}")
     if not seen:
         raise NotApplicable(f"no attention backend fits such a model here: {'; '.join(dict.fromkeys(refused))}")
     return "; ".join(seen)
@@ -79,11 +79,11 @@ def captured(kit: Kit) -> str:
     refused: list[str] = []
     for spec in specs:
         for dtype in declared_dtypes(kit):
-            found = [each for each in _fitting(kit, spec, dtype, refused) if each[0].indexer is None]
-            for layer, layout in found:
+            fitting = [fit for fit in _fitting(kit, spec, dtype, refused) if fit[0].indexer is None]
+            for layer, layout in fitting:
                 _Run(kit, spec, layer, layout, dtype).check_captured(graphs)
-            if found:
-                seen.append(f"{spec.name}, {dtype}, pages of {' and '.join(str(each.page_size) for _, each in found)}")
+            if fitting:
+                seen.append(f"{spec.name}, {dtype}, pages of {' and '.join(str(fit.page_size) for _, fit in fitting)}")
                 break
     if not seen:
         raise NotApplicable(f"no attention backend fits such a model here: {'; '.join(dict.fromkeys(refused))}")
@@ -103,7 +103,7 @@ def _fitting(kit: Kit, spec: BackendSpec, dtype: str, refused: list[str]) -> Ite
             try:
                 config = resolve_for(kit, model, *statements).config
             except Refusal as refusal:
-                refused += [f"{spec.name}: {each.reason}" for each in refusal.rejections]
+                refused += [f"{spec.name}: {rejection.reason}" for rejection in refusal.rejections]
                 continue
             layer = AttentionLayer(1, heads, 1, dims.key_dim + dims.rope_dim, 0.11, latent=dims)
             group = Latent(tuple(range(_LAYERS)), dims.latent_dim, dims.rope_dim)
@@ -204,9 +204,9 @@ class _Run:
         step, place = self._next(*rows), self._kit.device
         with torch.inference_mode():
             plan = self._backend.plan(AttentionBatch(step.queries, step.ends, step.table.to(place)))
-            q, k, v = (each.to(place) for each in step.operands)
-            got = self._backend.forward(self._layer, q, k, v, plan).cpu()
-        self._compare(what, step, got)
+            q, k, v = (operand.to(place) for operand in step.operands)
+            actual = self._backend.forward(self._layer, q, k, v, plan).cpu()
+        self._compare(what, step, actual)
 
     def _next(self, *rows: tuple[str, int]) -> _Step:
         """New tokens of each row, pages for them, and the result that is expected."""
@@ -219,16 +219,16 @@ class _Run:
         ends: list[int] = []
         begin = 0
         for name, count in rows:
-            own = slice(begin, begin + count)
-            step = latents[own, 0], ropes[own, 0], index_keys[own]
-            old = self._seen.get(name, tuple(each[:0] for each in step))
+            tokens = slice(begin, begin + count)
+            step = latents[tokens, 0], ropes[tokens, 0], index_keys[tokens]
+            old = self._seen.get(name, tuple(operand[:0] for operand in step))
             latent, rope, index = (torch.cat(pair) for pair in zip(old, step, strict=True))
             self._seen[name] = latent, rope, index
             pages = self._pages.setdefault(name, [])
             while len(pages) * self._size < len(latent):
                 pages.append(self._free.pop())
-            chosen = _chosen(self._index, queries[own], weights[own], index)
-            expected.append(_dense(self._layer, dims, q[own], latent, rope, self._up, chosen))
+            chosen = _chosen(self._index, queries[tokens], weights[tokens], index)
+            expected.append(_dense(self._layer, dims, q[tokens], latent, rope, self._up, chosen))
             ends.append(len(latent))
             begin += count
         width = max(len(self._pages[name]) for name, _ in rows)
@@ -238,14 +238,14 @@ class _Run:
         operands = q, torch.cat((latents, joined), -1), ropes
         return _Step([count for _, count in rows], ends, table, operands, torch.cat(expected))
 
-    def _compare(self, what: str, step: _Step, got: Tensor) -> None:
-        wanted = step.expected
-        if got.dtype != self._dtype or got.shape != wanted.shape:
+    def _compare(self, what: str, step: _Step, actual: Tensor) -> None:
+        expected = step.expected
+        if actual.dtype != self._dtype or actual.shape != expected.shape:
             raise Fault(
-                f"{self._what}: forward returned {got.dtype} {tuple(got.shape)}, "
-                f"not {self._dtype} {tuple(wanted.shape)}"
+                f"{self._what}: forward returned {actual.dtype} {tuple(actual.shape)}, "
+                f"not {self._dtype} {tuple(expected.shape)}"
             )
-        error = float((got.double() - wanted).abs().max() / wanted.abs().max())
+        error = float((actual.double() - expected).abs().max() / expected.abs().max())
         if not error <= TOLERANCES[self._name]:
             raise Fault(f"{self._what}: {what}: the largest relative error is {error:.2g}")
 

@@ -60,7 +60,7 @@ class EngineUnderTest:
     ) -> list[GenerationResult]:
         """Greedy output of `count` tokens, unless `params` say otherwise. Fault if a request fails."""
         results = self.engine.generate(
-            [request(f"{number}", each, count, **params) for number, each in enumerate(prompts)]
+            [request(f"{number}", tokens, count, **params) for number, tokens in enumerate(prompts)]
         )
         for result in results:
             if result.error is not None:
@@ -69,8 +69,8 @@ class EngineUnderTest:
 
     def check(self, prompts: Sequence[Sequence[int]], results: Sequence[GenerationResult], what: str) -> None:
         """Fault unless every output token is that of the reference, within the tolerance."""
-        for each, result in zip(prompts, results, strict=True):
-            self.reference.check_greedy(each, result.tokens, self.dtype, what)
+        for tokens, result in zip(prompts, results, strict=True):
+            self.reference.check_greedy(tokens, result.tokens, self.dtype, what)
 
 
 def page_span(page_size: int) -> int:
@@ -105,7 +105,7 @@ def accepted_model(
         try:
             resolve_for(kit, facts, user_statement("dtype", dtype))
         except Refusal as refusal:
-            refusals += [str(each) for each in refusal.rejections]
+            refusals += [str(rejection) for rejection in refusal.rejections]
             continue
         return facts
     raise Fault(f"it accepts no small model in {dtype}: {'; '.join(dict.fromkeys(refusals))}")

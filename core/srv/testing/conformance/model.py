@@ -166,11 +166,11 @@ def from_json(line: Mapping[str, Any]) -> Outcome:
 
 def select(checks: Iterable[Check], level: Level, only: Iterable[str] = ()) -> tuple[Check, ...]:
     """The checks up to a level; with `only`, those with these names or groups. ValueError for an unknown one."""
-    known, selected = tuple(checks), tuple(only)
-    unknown = [name for name in selected if not any(_matches(check, name) for check in known)]
+    all_checks, selected = tuple(checks), tuple(only)
+    unknown = [name for name in selected if not any(_matches(check, name) for check in all_checks)]
     if unknown:
         raise ValueError(f"there is no check {', '.join(unknown)}; `srv conformance list` shows them")
-    within = (check for check in known if check.level <= level)
+    within = (check for check in all_checks if check.level <= level)
     return tuple(check for check in within if not selected or any(_matches(check, name) for name in selected))
 
 

@@ -30,7 +30,7 @@ VIOLATIONS = "srv_kernels.contracts:violations"
 
 def coverage(kit: Kit) -> str:
     """Each op that models need has an implementation in every declared dtype, no op is unknown, and plans are right."""
-    known = contracts()
+    by_op = contracts()
     optional = [op for capability, ops in OPS_OF.items() if capability in kit.capabilities for op in ops]
     if kit.manifest.facts.backends.get(MOE_FAMILY):
         optional += [ROUTE, EXPERTS]
@@ -38,10 +38,10 @@ def coverage(kit: Kit) -> str:
         for dtype in declared_dtypes(kit):
             if not list(implementations(kit, op, dtype_of(dtype))):
                 raise Fault(f"no implementation of {op} supports {dtype}, which is among the capabilities")
-    unknown = sorted({impl.op for impl in kit.platform.ops} - set(known))
+    unknown = sorted({impl.op for impl in kit.platform.ops} - set(by_op))
     if unknown:
         raise Fault(
-            f"it implements {', '.join(unknown)}, for which there is no contract", f"Known ops: {', '.join(known)}."
+            f"it implements {', '.join(unknown)}, for which there is no contract", f"Known ops: {', '.join(by_op)}."
         )
     _compare_with_facts(kit)
     return f"{len(kit.platform.ops)} implementations of {len({impl.op for impl in kit.platform.ops})} ops"
@@ -160,8 +160,8 @@ def experts_fp8(kit: Kit) -> str:
 
 def others(kit: Kit) -> str:
     """Ops that no model needs yet."""
-    known = (*MODEL_OPS, *(op for ops in OPS_OF.values() for op in ops), ROUTE, *EXPERT_OPS)
-    names = sorted({impl.op for impl in kit.platform.ops} - set(known))
+    core_ops = (*MODEL_OPS, *(op for ops in OPS_OF.values() for op in ops), ROUTE, *EXPERT_OPS)
+    names = sorted({impl.op for impl in kit.platform.ops} - set(core_ops))
     if not names:
         raise NotApplicable("the plugin implements no other op")
     return "; ".join(f"{name}: {check(kit, name)}" for name in names)
@@ -176,7 +176,7 @@ def check(kit: Kit, name: str) -> str:
     seen: list[str] = []
     for dtype, impl in itertools.product(contract.dtypes, (impl for impl in kit.platform.ops if impl.op == name)):
         sizes = _Sizes(impl, dtype)
-        found = violations(
+        problems = violations(
             contract,
             function_of(impl),
             dtype,
@@ -185,9 +185,9 @@ def check(kit: Kit, name: str) -> str:
             large=is_native(kit),
             supports=sizes.supported,
         )
-        if found:
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            raise Fault(f"{impl.name}, {_short(dtype)}: {found[0]}{more}", f"The contract is: {contract.signature}.")
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise Fault(f"{impl.name}, {_short(dtype)}: {problems[0]}{more}", f"The contract is: {contract.signature}.")
         if sizes.calls:
             seen.append(f"{impl.name} in {_short(dtype)}{sizes.left_out()}")
     if not seen:
@@ -232,9 +232,9 @@ def function_of(impl: OpImpl) -> Any:
 
 def contracts() -> Mapping[str, Any]:
     try:
-        found: Mapping[str, Any] = pkgutil.resolve_name(CONTRACTS)
+        by_op: Mapping[str, Any] = pkgutil.resolve_name(CONTRACTS)
     except ImportError as error:
         raise NotApplicable(
             f"the contracts of ops are in the distribution srv-kernels, which is not installed: {error}"
         ) from error
-    return found
+    return by_op

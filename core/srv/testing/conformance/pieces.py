@@ -45,7 +45,7 @@ class _Work:
         self._weight, self._matrix = self.random(1), self.random(WIDTH)
         with torch.inference_mode():
             static = [torch.zeros(COUNTS[0], WIDTH, dtype=self.dtype, device=kit.device) for _ in range(4)]
-            self.passes = {count: self._capture(*(each[:count] for each in static)) for count in COUNTS}
+            self.passes = {count: self._capture(*(tensor[:count] for tensor in static)) for count in COUNTS}
 
     def random(self, rows: int) -> Tensor:
         """[rows, WIDTH] on the device."""
@@ -93,13 +93,13 @@ def pieces(kit: Kit) -> str:
     work = _Work(kit)
     with torch.inference_mode():
         inputs = [(count, work.random(tokens)) for count, tokens in _STEPS]
-        found = [work.replay(count, x) for count, x in inputs]
+        results = [work.replay(count, x) for count, x in inputs]
         kit.synchronize()
-        for (count, x), result in zip(inputs, found, strict=True):
-            wanted = work.expected(count, x)
+        for (count, x), result in zip(inputs, results, strict=True):
+            expected = work.expected(count, x)
             kit.synchronize()
-            if not torch.equal(result.to("cpu"), wanted.to("cpu")):
-                error = (result - wanted).abs().max().item()
+            if not torch.equal(result.to("cpu"), expected.to("cpu")):
+                error = (result - expected).abs().max().item()
                 raise Fault(
                     f"pieces of {count} tokens, replayed for a step of {len(x)}, differ by up to {error:.3g} from the "
                     "same work without a capture"

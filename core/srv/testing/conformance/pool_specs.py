@@ -106,18 +106,24 @@ def _check_layout(kit: Kit, layout: KVLayout, rng: random.Random) -> None:
 
 def _check_bytes(layout: KVLayout, kv: KVBuffers, count: int, where: str) -> None:
     group = layout.group
-    each = group.bytes_per_slot() if isinstance(group, Recurrent) else layout.bytes_per_page()
-    needed, taken = (count + 1) * each, sum(tensor.nbytes for tensor in kv.all())
-    if not needed <= taken <= _OVERHEAD * needed:
+    unit_bytes = group.bytes_per_slot() if isinstance(group, Recurrent) else layout.bytes_per_page()
+    needed, held_bytes = (count + 1) * unit_bytes, sum(tensor.nbytes for tensor in kv.all())
+    if not needed <= held_bytes <= _OVERHEAD * needed:
         unit = "slot" if isinstance(group, Recurrent) else "page"
-        raise Fault(f"{where}: {count} {unit}s and {unit} 0 of {each} bytes take {taken} bytes, not {needed}")
+        raise Fault(
+            f"{where}: {count} {unit}s and {unit} 0 of {unit_bytes} bytes take {held_bytes} bytes, not {needed}"
+        )
 
 
 def _check_memory(kit: Kit, kv: KVBuffers, rng: random.Random, where: str) -> None:
     """Write to one tensor after the other, page by page or slot by slot; each then holds its own content only."""
     generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
     written: dict[tuple[str, int], Tensor] = {}
-    tensors = {(name, index): tensor for name, each in kv.tensors.items() for index, tensor in enumerate(each)}
+    tensors = {
+        (name, index): tensor
+        for name, layer_tensors in kv.tensors.items()
+        for index, tensor in enumerate(layer_tensors)
+    }
     for (name, index), tensor in tensors.items():
         content = torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
         for place in torch.randperm(len(tensor), generator=generator).tolist():

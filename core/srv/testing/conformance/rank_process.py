@@ -48,7 +48,7 @@ class _Tasks:
 
     def respond(self, request: str, kit: Kit) -> dict[str, Any]:
         """The results of one task, or the fault that it found."""
-        given = json.loads(request)
+        task = json.loads(request)
         tasks: Mapping[str, Callable[[Kit, RankGroup], dict[str, Any]]] = {
             "operations": self.operations,
             "capture": self.capture,
@@ -56,7 +56,7 @@ class _Tasks:
             "leave": self.leave,
         }
         try:
-            return {"fault": "", **tasks[given["task"]](kit, RankGroup(**given["group"]))}
+            return {"fault": "", **tasks[task["task"]](kit, RankGroup(**task["group"]))}
         except Fault as fault:
             return {"fault": fault.message}
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything

@@ -97,11 +97,11 @@ class _RankProcesses:
                 answers.append(process.answer(deadline - time.monotonic()))
             except ChildFailed as failure:
                 raise Fault(f"rank {rank} of {len(self._processes)} {failure}") from failure
-        faults = [(rank, each) for rank, each in enumerate(answers) if each["fault"]]
+        faults = [(rank, answer) for rank, answer in enumerate(answers) if answer["fault"]]
         # A rank that loses another one, which stopped at a fault of its own, says nothing about the cause.
-        causes = [(rank, each) for rank, each in faults if not each.get("lost")] or faults
+        causes = [(rank, fault) for rank, fault in faults if not fault.get("lost")] or faults
         if causes:
-            raise Fault("; ".join(f"rank {rank} of {len(answers)}: {each['fault']}" for rank, each in causes))
+            raise Fault("; ".join(f"rank {rank} of {len(answers)}: {cause['fault']}" for rank, cause in causes))
         return answers
 
 
@@ -122,10 +122,10 @@ def _rank_processes(kit: Kit, count: int) -> Iterator[_RankProcesses]:
 
 def _check_operations(results: Sequence[dict[str, Any]]) -> None:
     """What no rank can check alone: equal bits, and that no rank left the barrier before all were there."""
-    for index, sums in enumerate(zip(*(each["sums"] for each in results), strict=True)):
+    for index, sums in enumerate(zip(*(result["sums"] for result in results), strict=True)):
         if len(set(sums)) > 1:
             raise Fault(f"all_reduce gives the ranks different bits for {results[0]['cases'][index]}")
-    early = max(each["entered"] for each in results) - min(each["left"] for each in results)
+    early = max(result["entered"] for result in results) - min(result["left"] for result in results)
     if early > 0:
         raise Fault(f"a rank left the barrier {early:.2f} s before another one entered it")
 
@@ -158,10 +158,10 @@ def engine(kit: Kit) -> str:
     _count_ranks(kit)
     with engine_under_test(kit, kind=_RankedEngine, disable_graphs=None, tp_size=PAIR) as tested:
         assert isinstance(tested.engine, _RankedEngine)
-        held = _check_shares(tested, tested.engine)
+        memory = _check_shares(tested, tested.engine)
         prompts = tested.prompts()
         tested.check(prompts, tested.generate(prompts), f"greedy output of {PAIR} ranks")
-        return f"{len(prompts)} prompts, {OUTPUT_TOKENS} tokens each, in {tested.dtype}; {held}"
+        return f"{len(prompts)} prompts, {OUTPUT_TOKENS} tokens each, in {tested.dtype}; {memory}"
 
 
 def _check_shares(tested: EngineUnderTest, engine: _RankedEngine) -> str:
@@ -170,8 +170,8 @@ def _check_shares(tested: EngineUnderTest, engine: _RankedEngine) -> str:
     config = spec.config
     weights = tested.reference.parameters(PAIR) * torch_dtype(tested.dtype).itemsize
     pool = sum(size * (count + 1) for size, count in zip(bytes_per_page(config, spec.model), ready.pages, strict=True))
-    held = zip(engine.executor.memory, engine.executor.allocations, strict=True)
-    for rank, (loaded, allocated) in enumerate(held):
+    ranks = zip(engine.executor.memory, engine.executor.allocations, strict=True)
+    for rank, (loaded, allocated) in enumerate(ranks):
         if loaded.weight_bytes != weights:
             raise Fault(f"rank {rank} holds {loaded.weight_bytes} bytes of weights; its share is {weights}")
         if not pool <= allocated.pool_bytes <= POOL_PADDING * pool:

@@ -37,8 +37,8 @@ class Reference:
     """The model in a folder, on the host."""
 
     def __init__(self, folder: Path) -> None:
-        known = contracts()
-        impls = [OpImpl(op, "reference", lambda args: None, known[op].reference) for op in known]
+        by_op = contracts()
+        impls = [OpImpl(op, "reference", lambda args: None, by_op[op].reference) for op in by_op]
         self._model = build(
             read_facts(folder),
             LayerOptions(model_impl="srv"),
@@ -47,7 +47,7 @@ class Reference:
 
     def parameters(self, ranks: int) -> int:
         """The parameters that one of several ranks holds: an equal share of every matrix, and whole vectors."""
-        return sum(each.numel() // (ranks if each.dim() > 1 else 1) for each in self._model.parameters())
+        return sum(parameter.numel() // (ranks if parameter.dim() > 1 else 1) for parameter in self._model.parameters())
 
     def hidden_states(self, tokens: Sequence[int]) -> Tensor:
         """float32 [tokens, hidden]: the hidden states after the last norm."""

@@ -101,7 +101,7 @@ class Session:
     def _run(self, check: Check) -> Outcome:
         """Run one check. If it fails, the message begins with the failures that may have the same cause."""
         outcome = self._run_in_child(check)
-        failed = [each.check for each in self.outcomes if each.status == "failed"]
+        failed = [earlier.check for earlier in self.outcomes if earlier.status == "failed"]
         causes = [name for name in failed if builds_on(check, self.performed[name])]
         if outcome.status != "failed" or not causes:
             return outcome

@@ -56,17 +56,17 @@ class SampledRow:
         scaled = self.logits.astype(np.float64) / (self.temperature or 1.0)
         weights = np.exp(scaled - scaled.max())
         order = np.argsort(-weights, kind="stable")
-        kept = np.ones(len(weights), dtype=bool)
+        in_support = np.ones(len(weights), dtype=bool)
         if self.top_k:
-            kept[order[self.top_k :]] = False
+            in_support[order[self.top_k :]] = False
         if self.top_p < 1.0:
-            shares = np.where(kept, weights, 0.0)[order] / weights[kept].sum()
-            kept[order[np.cumsum(shares) - shares >= self.top_p]] = False
+            shares = np.where(in_support, weights, 0.0)[order] / weights[in_support].sum()
+            in_support[order[np.cumsum(shares) - shares >= self.top_p]] = False
         if self.min_p:
-            kept &= weights >= self.min_p * weights.max()
-        weights = np.where(kept, weights, 0.0)
-        found: Floats = weights / weights.sum()
-        return found
+            in_support &= weights >= self.min_p * weights.max()
+        weights = np.where(in_support, weights, 0.0)
+        probabilities: Floats = weights / weights.sum()
+        return probabilities
 
 
 def draw(kit: Kit, backend: SamplingBackend, rows: Sequence[SampledRow], noise: Floats) -> npt.NDArray[np.int64]:
@@ -78,11 +78,11 @@ def draw(kit: Kit, backend: SamplingBackend, rows: Sequence[SampledRow], noise: 
         raise Fault(f"sample returned {shown} for {len(rows)} rows, not int64 [{len(rows)}]")
     if not same_device(tokens.device, kit.device):
         raise Fault(f"sample returned tokens on {tokens.device}, but the platform's device is {kit.device}")
-    found: npt.NDArray[np.int64] = tokens.to("cpu").numpy()
+    drawn: npt.NDArray[np.int64] = tokens.to("cpu").numpy()
     vocabulary = len(rows[0].logits)
-    if found.min() < 0 or found.max() >= vocabulary:
-        raise Fault(f"sample returned tokens from {found.min()} to {found.max()}; the vocabulary has {vocabulary}")
-    return found
+    if drawn.min() < 0 or drawn.max() >= vocabulary:
+        raise Fault(f"sample returned tokens from {drawn.min()} to {drawn.max()}; the vocabulary has {vocabulary}")
+    return drawn
 
 
 def make_batch(kit: Kit, rows: Sequence[SampledRow], noise: Floats) -> SamplingBatch:
@@ -168,7 +168,7 @@ def _check_most_likely(kit: Kit, name: str, backend: GreedySampling, rows: Seque
     good = ~np.isin(np.arange(len(rows)), (1, 3, 4))
     for dtype in (torch.float32, torch.bfloat16):
         logits = torch.from_numpy(values).to(dtype)
-        tokens, finite = (each.to("cpu").numpy() for each in backend.most_likely(logits.to(kit.device)))
+        tokens, finite = (tensor.to("cpu").numpy() for tensor in backend.most_likely(logits.to(kit.device)))
         if not np.array_equal(finite, good):
             raise Fault(f"{name}: most_likely reports finite rows {finite.tolist()}, but they are {good.tolist()}")
         seen = logits.float().numpy()
@@ -190,8 +190,8 @@ def _check_ties(kit: Kit, name: str, backend: SamplingBackend) -> None:
     others = {"next to a sampled row": draw(kit, backend, [SampledRow(values[0]), *rows], np.zeros(len(rows) + 1))[1:]}
     if isinstance(backend, GreedySampling):
         for dtype in (torch.float32, torch.bfloat16):
-            found, _ = backend.most_likely(torch.from_numpy(values).to(dtype).to(kit.device))
-            others[f"by most_likely in {dtype}"] = found.to("cpu").numpy()
+            most_likely, _ = backend.most_likely(torch.from_numpy(values).to(dtype).to(kit.device))
+            others[f"by most_likely in {dtype}"] = most_likely.to("cpu").numpy()
     for what, other in others.items():
         if not np.array_equal(other, tokens):
             index = int((other != tokens).argmax())
@@ -280,8 +280,8 @@ def _with_drawn_ties(row: SampledRow, tokens: npt.NDArray[np.int64]) -> Floats:
     least = expected[equal].max()
     expected[equal] = 0.0
     expected[equal if len(drawn) > fitting else list(dict.fromkeys([*drawn, *equal]))[:fitting]] = least
-    found: Floats = expected / expected.sum()
-    return found
+    probabilities: Floats = expected / expected.sum()
+    return probabilities
 
 
 def top_p(kit: Kit) -> str:

@@ -211,7 +211,7 @@ def setups_in_role(
         try:
             setup = _setup(kit, spec, role, shape, dtype, page_size, statements)
         except Refusal as refusal:
-            reason = "; ".join(dict.fromkeys(each.reason for each in refusal.rejections))
+            reason = "; ".join(dict.fromkeys(rejection.reason for rejection in refusal.rejections))
             continue
         fitting[setup.layout.page_size] = setup
     return list(fitting.values()), reason
@@ -244,10 +244,10 @@ def _setup(
             kit.setups[key] = _resolved(kit, spec, role, shape, dtype, page_size, more)
         except Refusal as refusal:
             kit.setups[key] = refusal
-    known = kit.setups[key]
-    if isinstance(known, Refusal):
-        raise known
-    return known
+    setup = kit.setups[key]
+    if isinstance(setup, Refusal):
+        raise setup
+    return setup
 
 
 def _resolved(
@@ -280,8 +280,8 @@ def roles(kit: Kit, spec: BackendSpec) -> tuple[str, ...]:
 
 def _fits(kit: Kit, spec: BackendSpec, role: str) -> bool:
     shapes = [*(Shape(4, 4, head_dim) for head_dim in HEAD_DIMS), Shape(4, 2, HEAD_DIMS[0])]
-    own = [(shape, dtype, None) for dtype in declared_dtypes(kit) for shape in shapes]
-    for shape, dtype, page_size in (*own, *((*own[0][:2], size) for size in PAGE_SIZES)):
+    smallest = [(shape, dtype, None) for dtype in declared_dtypes(kit) for shape in shapes]
+    for shape, dtype, page_size in (*smallest, *((*smallest[0][:2], size) for size in PAGE_SIZES)):
         try:
             _setup(kit, spec, role, shape, dtype, page_size, ())
         except Refusal:
@@ -311,25 +311,25 @@ def select_setups(
     chosen: list[AttentionSetup] = []
     refusals: list[str] = []
     for spec in backend_specs(kit, "attention"):
-        kept: dict[str, list[AttentionSetup]] = {}
+        by_role: dict[str, list[AttentionSetup]] = {}
         for dtype in dtypes or declared_dtypes(kit):
             for head_dim in HEAD_DIMS:
                 shape = Shape(heads, kv_heads, head_dim, tuple(fields.items()))
-                pages = min(max_page_sizes, 2) if kept else max_page_sizes
-                found, refused = find_setups(kit, spec, shape, dtype, pages, Conditions(captured, kv_dtype))
+                pages = min(max_page_sizes, 2) if by_role else max_page_sizes
+                setups, refused = find_setups(kit, spec, shape, dtype, pages, Conditions(captured, kv_dtype))
                 refusals += refused
-                for setup in found:
-                    of_role = kept.setdefault(setup.role, [])
+                for setup in setups:
+                    of_role = by_role.setdefault(setup.role, [])
                     if (
-                        all(each.dtype == dtype for each in of_role)
+                        all(earlier.dtype == dtype for earlier in of_role)
                         and _head_sizes([*of_role, setup]) <= max_head_sizes
                     ):
                         of_role.append(setup)
-                if _served(kit, spec, kept, max_head_sizes):
+                if _served(kit, spec, by_role, max_head_sizes):
                     break
-            if _served(kit, spec, kept, 1):
+            if _served(kit, spec, by_role, 1):
                 break
-        chosen += [setup for of_role in kept.values() for setup in of_role]
+        chosen += [setup for of_role in by_role.values() for setup in of_role]
     if not chosen:
         raise NotApplicable(f"no attention backend supports such a model here: {'; '.join(dict.fromkeys(refusals))}")
     return tuple(chosen)
@@ -339,11 +339,11 @@ def _head_sizes(setups: Sequence[AttentionSetup]) -> int:
     return len({setup.shape.head_dim for setup in setups})
 
 
-def _served(kit: Kit, spec: BackendSpec, kept: Mapping[str, Sequence[AttentionSetup]], head_sizes: int) -> bool:
+def _served(kit: Kit, spec: BackendSpec, by_role: Mapping[str, Sequence[AttentionSetup]], head_sizes: int) -> bool:
     """Whether a backend has setups of so many head sizes, in every role in which it fits small models."""
     claimed = roles(kit, spec)
     needed = (BOTH,) if BOTH in claimed else claimed
-    return bool(needed) and all(_head_sizes(kept.get(role, ())) >= head_sizes for role in needed)
+    return bool(needed) and all(_head_sizes(by_role.get(role, ())) >= head_sizes for role in needed)
 
 
 def allocate_pool(kit: Kit, layout: KVLayout, pages: int) -> KVBuffers:
@@ -364,12 +364,12 @@ def build_backend(kit: Kit, spec: BackendSpec, kv: KVBuffers | None, max_rows: i
 
 def build_attention(kit: Kit, setup: AttentionSetup, kv: KVBuffers) -> tuple[AttentionBackend, AttentionBackend]:
     """What computes all steps of a setup, as a worker builds it, and the setup's own backend."""
-    own: AttentionBackend = build_backend(kit, setup.spec, kv)
+    backend: AttentionBackend = build_backend(kit, setup.spec, kv)
     if setup.role == BOTH:
-        return own, own
+        return backend, backend
     partner: AttentionBackend = build_backend(kit, setup.partner, kv)
-    extend, decode = (own, partner) if setup.role == "prefill" else (partner, own)
-    return SplitAttention(extend, decode, kit.transfers), own
+    extend, decode = (backend, partner) if setup.role == "prefill" else (partner, backend)
+    return SplitAttention(extend, decode, kit.transfers), backend
 
 
 def sampling_backends(kit: Kit) -> Iterator[tuple[str, Any]]:
@@ -396,7 +396,7 @@ def why_not_sampling(kit: Kit, spec: BackendSpec) -> str:
                 kit, small_model(dtype), user_statement("sampling_backend", spec.name), user_statement("dtype", dtype)
             )
         except Refusal as refusal:
-            reasons += [each.reason for each in refusal.rejections]
+            reasons += [rejection.reason for rejection in refusal.rejections]
             continue
         return ""
     return "; ".join(dict.fromkeys(reasons))

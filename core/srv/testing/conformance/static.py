@@ -86,8 +86,10 @@ def _import_seconds(module: str) -> float:
     """How long a new process takes to import a module, after the parts of srv that read manifests."""
     environment = {**os.environ, AUTOLOAD: "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-P", "-c", _TIMED_IMPORT, module]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True)
-    return float(done.stdout.splitlines()[-1])
+    process = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
+    )
+    return float(process.stdout.splitlines()[-1])
 
 
 def import_purity(kit: Kit) -> str:
@@ -194,11 +196,11 @@ def features_off(kit: Kit) -> str:
     together = tuple(user_statement(name, True) for name in OFF_SWITCHES)
     count = 0
     for name, device, dtype in _profile_dtypes(kit, every_dtype=False):
-        for statements in (*((each,) for each in together), together):
+        for statements in (*((feature,) for feature in together), together):
             try:
                 _resolve(kit, device, dtype, *statements)
             except Refusal as refusal:
-                what = " and ".join(each.argument for each in statements)
+                what = " and ".join(statement.argument for statement in statements)
                 raise Fault(f"on profile {name}, {what} is refused: {refusal}") from refusal
         count += 1
     return f"{', '.join(OFF_SWITCHES)} on {count} profiles"
@@ -225,14 +227,14 @@ def user_values(kit: Kit) -> str:
 
 
 def _check_refusal(refusal: Refusal, flag: str, profile: str) -> None:
-    for each in refusal.rejections:
-        if not (each.code and each.reason.strip() and each.remedy.strip()):
-            raise Fault(f"on profile {profile}, {flag} is refused without code, reason and remedy: {each}")
+    for rejection in refusal.rejections:
+        if not (rejection.code and rejection.reason.strip() and rejection.remedy.strip()):
+            raise Fault(f"on profile {profile}, {flag} is refused without code, reason and remedy: {rejection}")
 
 
 def declared(kit: Kit) -> str:
     """No value that is declared supported violates a constraint of the same plugin."""
-    own = {(each.argument, each.code) for each in kit.manifest.facts.constraints}
+    constraints = {(constraint.argument, constraint.code) for constraint in kit.manifest.facts.constraints}
     count = 0
     for name, device, dtype in _profile_dtypes(kit, every_dtype=False):
         for argument, value in _declared_supported(kit, device):
@@ -240,11 +242,11 @@ def declared(kit: Kit) -> str:
             try:
                 _resolve(kit, device, dtype, user_statement(argument.name, value))
             except Refusal as refusal:
-                for each in refusal.rejections:
-                    if (each.what, each.code) in own:
+                for rejection in refusal.rejections:
+                    if (rejection.what, rejection.code) in constraints:
                         shown = f"{argument.name} = {argument.show(value)}"
                         raise Fault(
-                            f"on profile {name}, {shown} is declared supported, but refused: {each}"
+                            f"on profile {name}, {shown} is declared supported, but refused: {rejection}"
                         ) from refusal
     return f"{count} values are declared supported, and no constraint of the plugin refuses one"
 
@@ -254,7 +256,9 @@ def _declared_supported(kit: Kit, device: DeviceFacts) -> Iterator[tuple[Argumen
     support = by_argument(on_variant(device.variant, kit.manifest.facts.support))
     for argument in implemented():
         declared = support.get(argument.name, ())
-        for value in dict.fromkeys(value for each in declared for value in (*each.values, *each.only)):
+        for value in dict.fromkeys(
+            value for declaration in declared for value in (*declaration.values, *declaration.only)
+        ):
             verdict = support_of_value(argument, value, declared)
             if verdict is not None and verdict.status == "supported":
                 yield argument, value
@@ -267,7 +271,12 @@ def ops(kit: Kit) -> str:
         raise NotApplicable("PlatformFacts.ops lists no ops")
     for name, device, dtype in _profile_dtypes(kit):
         declared = facts.capabilities(device)
-        needed = {op: f"the capability {each}" for each, found in OPS_OF.items() if each in declared for op in found}
+        needed = {
+            op: f"the capability {capability}"
+            for capability, op_names in OPS_OF.items()
+            if capability in declared
+            for op in op_names
+        }
         for op, why in (dict.fromkeys(MODEL_OPS, "every model") | needed).items():
             choice = choose_op(facts.ops, device, op, _op_call(dtype))
             if choice.spec is None:
@@ -285,7 +294,11 @@ def families(kit: Kit) -> str:
     missing = [family for family in REQUIRED_FAMILIES if not specs.get(family)]
     if missing:
         raise Fault(f"it declares no backend of the family {' and '.join(missing)}")
-    return "; ".join(f"{family}: {', '.join(spec.name for spec in each)}" for family, each in specs.items() if each)
+    return "; ".join(
+        f"{family}: {', '.join(spec.name for spec in family_specs)}"
+        for family, family_specs in specs.items()
+        if family_specs
+    )
 
 
 def used(kit: Kit) -> str:
@@ -314,7 +327,7 @@ def targets(kit: Kit) -> str:
 def _require_ops(kit: Kit, spec: BackendSpec) -> None:
     """Fault unless a backend of experts, which has no target, has ops of its name."""
     specs = with_added(kit.manifest.facts.ops, [spec])
-    if not any(each.name == spec.name and each.op in EXPERT_OPS for each in specs):
+    if not any(other.name == spec.name and other.op in EXPERT_OPS for other in specs):
         raise Fault(
             f"moe backend {spec.name} has none of the ops {', '.join(EXPERT_OPS)}",
             "List OpSpecs with the backend's name in PlatformFacts.ops, or in BackendSpec.ops if a package adds it.",
@@ -352,8 +365,8 @@ def probe_device(kit: Kit) -> str:
     if device is None:
         raise NotApplicable(f"the device is not available: {kit.probe_result.reason}")
     if device.variant not in kit.manifest.variants and not kit.probe_result.notes and kit.probe_result.available:
-        known = ", ".join(kit.manifest.variants)
-        raise Fault(f"it found the variant {device.variant!r}, which Manifest.variants ({known}) does not name")
+        variants = ", ".join(kit.manifest.variants)
+        raise Fault(f"it found the variant {device.variant!r}, which Manifest.variants ({variants}) does not name")
     kit.manifest.facts.capabilities(device)
     return f"{device.count} x {device.name or device.variant}, {device.memory_bytes} bytes"
 
@@ -385,10 +398,10 @@ def _profile_dtypes(kit: Kit, every_dtype: bool = True) -> Iterator[tuple[str, D
 
 def _resolve(kit: Kit, device: DeviceFacts, dtype: str, *statements: UserStatement, **shape: Any) -> Resolved:
     """Resolve a small model, with this dtype unless a statement sets it. shape: arguments of `small_model`."""
-    dtypes = () if any(each.argument == "dtype" for each in statements) else (user_statement("dtype", dtype),)
+    dtypes = () if any(statement.argument == "dtype" for statement in statements) else (user_statement("dtype", dtype),)
     extra = find_all_backends(kit.name)
-    given, model = user_input(*statements, *dtypes), small_model(dtype, **shape)
-    return resolve(given, manifest=kit.manifest, device=device, model=model, backends=extra)
+    user, model = user_input(*statements, *dtypes), small_model(dtype, **shape)
+    return resolve(user, manifest=kit.manifest, device=device, model=model, backends=extra)
 
 
 def _backends(kit: Kit) -> Iterator[tuple[str, tuple[BackendSpec, ...]]]:
@@ -421,5 +434,5 @@ def _bound_names(module: ast.Module) -> set[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names.update((each.asname or each.name).partition(".")[0] for each in node.names)
+            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
     return names

@@ -146,7 +146,7 @@ def _grown(kit: Kit, step: Callable[[], None], number: int) -> tuple[str, int]:
     lost, more = before - free_bytes(kit), _objects() - objects
     kinds = [kind for kind, left in more.most_common() if left >= count // 2]
     if kinds:  # the plugin's own types say more than those of Python
-        kind = next((each for each in kinds if not each.startswith("builtins.")), kinds[0])
+        kind = next((candidate for candidate in kinds if not candidate.startswith("builtins.")), kinds[0])
         return f"left {more[kind]} objects behind, of the type {kind}", count
     return (f"left {lost} bytes behind" if lost > _BYTES else ""), count
 
@@ -154,4 +154,4 @@ def _grown(kit: Kit, step: Callable[[], None], number: int) -> tuple[str, int]:
 def _objects() -> Counter[str]:
     """The objects that the collector of Python knows, by type."""
     gc.collect()
-    return Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
+    return Counter(f"{type(instance).__module__}.{type(instance).__qualname__}" for instance in gc.get_objects())

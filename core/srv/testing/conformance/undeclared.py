@@ -27,7 +27,7 @@ def _undeclared(kit: Kit) -> Iterator[tuple[str, list[Callable[[Kit], object]]]]
         "chunked_prefill": [attention.extend],
         "prefix_cache": [attention.sharing, attention.same_step],
     }
-    of_ops = {name: [_op_check(op) for op in found] for name, found in OPS_OF.items()}
+    of_ops = {name: [_op_check(op) for op in op_names] for name, op_names in OPS_OF.items()}
     for name, checks in (of_attention | of_ops).items():
         if name not in kit.capabilities:
             yield name, checks

@@ -26,8 +26,8 @@ def implemented() -> tuple[Argument, ...]:
 def candidate_statements(argument: Argument, manifest: Manifest) -> tuple[UserStatement, ...]:
     """What a user could set an argument to: values of the right type that its declaration accepts."""
     read = (read_text(argument, text, Origin.COMMAND_LINE, SOURCE) for text in candidate_texts(argument, manifest))
-    statements = (each for each in read if isinstance(each, UserStatement))
-    return tuple(each for each in statements if argument.validation_error(each.value) is None)
+    statements = (candidate for candidate in read if isinstance(candidate, UserStatement))
+    return tuple(statement for statement in statements if argument.validation_error(statement.value) is None)
 
 
 def candidate_texts(argument: Argument, manifest: Manifest) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def _boundaries(argument: Argument) -> Iterator[str]:
     """The limits in the argument's schema, and the nearest values on either side of each."""
     schema = dict(argument.arg.check.schema) if argument.arg.check else {}
     schemas = [schema, *schema.get("anyOf", ())]
-    found = [part[keyword] for part in schemas for keyword in _KEYWORDS if keyword in part]
+    limits = [part[keyword] for part in schemas for keyword in _KEYWORDS if keyword in part]
     step = 1 if argument.kind.base is int else 1e-6
-    for value in (*found, *schema.get("enum", ())):
+    for value in (*limits, *schema.get("enum", ())):
         yield from (f"{value + by:.9g}" for by in (-step, 0, step))

@@ -116,12 +116,12 @@ class SimulatedAccelerator:
         index = device if isinstance(device, int) else torch.device(device).index or 0
         if index == self._device.index:
             return
-        asked = f"{self.name}:{index} was asked for"
+        ordinal = f"{self.name}:{index} was asked for"
         if not 0 <= index < self._devices:
             there = f"there is one device, {self._device}" if self._devices == 1 else f"there are {self._devices}"
-            raise RuntimeError(f"invalid device ordinal: {asked}, but {there}")
+            raise RuntimeError(f"invalid device ordinal: {ordinal}, but {there}")
         if self.memory.peak:
-            raise RuntimeError(f"{asked}, but this process has used {self._device}: it simulates one device")
+            raise RuntimeError(f"{ordinal}, but this process has used {self._device}: it simulates one device")
         self._device = self.factory.device = self.transfers.device = torch.device(self.name, index)
         self._refusals.device = str(self._device)
 
@@ -216,15 +216,15 @@ class SimulatedAccelerator:
             self._define(self._operators)
 
     def _define(self, operators: Mapping[str, Callable[..., Any]]) -> None:
-        own = torch.library.Library(self.name, "DEF")  # type: ignore[no-untyped-call]
+        library = torch.library.Library(self.name, "DEF")  # type: ignore[no-untyped-call]
         for schema, function in operators.items():
             name = schema.partition("(")[0]
-            own.define(schema)  # type: ignore[no-untyped-call]
-            own.impl(name, function, HOST_KEY)  # type: ignore[no-untyped-call]
-            own.impl(name, self._kernel(f"{self.name}::{name}"), "PrivateUse1")  # type: ignore[no-untyped-call]
+            library.define(schema)  # type: ignore[no-untyped-call]
+            library.impl(name, function, HOST_KEY)  # type: ignore[no-untyped-call]
+            library.impl(name, self._kernel(f"{self.name}::{name}"), "PrivateUse1")  # type: ignore[no-untyped-call]
             if hasattr(function, "meta"):
-                own.impl(name, function.meta, "Meta")  # type: ignore[no-untyped-call]
-        self.keep_alive(own)
+                library.impl(name, function.meta, "Meta")  # type: ignore[no-untyped-call]
+        self.keep_alive(library)
 
     def keep_alive(self, library: torch.library.Library) -> None:
         """Keep a reference: a library's registrations end when it is garbage-collected."""

@@ -76,7 +76,7 @@ class SimulatedProcessGroup:
         if options is None:
             options = dist.AllreduceOptions()
             options.timeout = self._timeout
-        return self._enqueue("all_reduce", lambda own: self._meet(self._gloo.allreduce, own, options), tensors)
+        return self._enqueue("all_reduce", lambda mine: self._meet(self._gloo.allreduce, mine, options), tensors)
 
     def _allgather_base(self, output: Tensor, input: Tensor) -> Work:
         """Fill `output`, one contiguous tensor, with the tensors `input` of all ranks, one after the other."""

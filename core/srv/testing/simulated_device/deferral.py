@@ -74,8 +74,8 @@ class Deferral:
             poison(host_view(tensor))
             return tensor
         if isinstance(shapes, (list, tuple)):
-            allocated = [self._allocated(each) for each in shapes]
-            return None if any(each is None for each in allocated) else type(shapes)(allocated)
+            allocated = [self._allocated(shape) for shape in shapes]
+            return None if any(shape is None for shape in allocated) else type(shapes)(allocated)
         return None
 
 
@@ -85,5 +85,5 @@ def _as_meta(value: Any) -> Any:
     if isinstance(value, torch.device):
         return _META
     if type(value) in (list, tuple):
-        return [_as_meta(each) for each in value]
+        return [_as_meta(element) for element in value]
     return value

@@ -72,8 +72,8 @@ class GraphMemory:
         fitting = [block for block in self._free if block.nbytes() >= needed] if needed else []
         if not fitting:
             return host
-        block = min(fitting, key=lambda each: each.nbytes())
-        self._free = [each for each in self._free if each is not block]
+        block = min(fitting, key=lambda candidate: candidate.nbytes())
+        self._free = [other for other in self._free if other is not block]
         placed = torch.empty(0, dtype=host.dtype)
         placed.set_(block, 0, host.shape, host.stride())
         return placed.copy_(host)

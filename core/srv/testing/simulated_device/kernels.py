@@ -137,8 +137,8 @@ class Kernel:
         except ForeignTensor:
             raise self._refusals.mixed_devices(overload._schema, args, kwargs) from None
         if self._deferral.enabled and graph is None:
-            done, outputs = self._enqueue(overload, operator, args, kwargs, host_args, host_kwargs)
-            if done:
+            is_enqueued, outputs = self._enqueue(overload, operator, args, kwargs, host_args, host_kwargs)
+            if is_enqueued:
                 return outputs
         if self._random:
             operator = self._with_device_generator(operator, host_args, host_kwargs)
@@ -174,7 +174,7 @@ class Kernel:
         if results is None:
             self._deferral.wait()
             return False, None
-        targets = tuple(host_view(each) for each in (results if isinstance(results, (list, tuple)) else [results]))
+        targets = tuple(host_view(result) for result in (results if isinstance(results, (list, tuple)) else [results]))
         self._deferral.enqueue(Call(self._name, operator, tuple(host_args), host_kwargs, targets).run)
         return True, results
 
@@ -281,15 +281,16 @@ class Kernel:
     ) -> Callable[..., Any]:
         """`operator`, with random numbers from the device's generator."""
         if self._random == "generator":
-            given = next((value for value in host_args if isinstance(value, torch.Generator)), None)
-            given = host_kwargs.get("generator", given)
-            if given is not None and given is not self._generator:
+            generator = next((value for value in host_args if isinstance(value, torch.Generator)), None)
+            generator = host_kwargs.get("generator", generator)
+            if generator is not None and generator is not self._generator:
                 device = self._refusals.device
                 raise RuntimeError(
-                    f"{self._name}: expected the generator of {device} but was given one of {given.device}. Leave it "
+                    f"{self._name}: expected the generator of {device} but was given one of {generator.device}."
+                    " Leave it "
                     f"out and seed with torch.{device.partition(':')[0]}.manual_seed, or draw on the host and copy."
                 )
-            if given is None:
+            if generator is None:
                 host_kwargs["generator"] = self._generator
             return operator
 

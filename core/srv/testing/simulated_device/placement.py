@@ -31,16 +31,16 @@ def is_host_scalar(value: Tensor) -> bool:
 def tensor_locations(schema: torch.FunctionSchema, args: Sequence[object], kwargs: Mapping[str, object]) -> list[str]:
     """Each tensor argument of a call, with its device."""
     names = [argument.name for argument in schema.arguments]
-    named = [(names[position], position, value) for position, value in enumerate(args)]
-    named += [(name, names.index(name), value) for name, value in kwargs.items()]
-    found = []
-    for name, position, value in named:
+    parameters = [(names[position], position, value) for position, value in enumerate(args)]
+    parameters += [(name, names.index(name), value) for name, value in kwargs.items()]
+    places = []
+    for name, position, value in parameters:
         if isinstance(value, Tensor):
-            found.append(f"{name} (argument {position + 1}) on {value.device}")
+            places.append(f"{name} (argument {position + 1}) on {value.device}")
         elif isinstance(value, (list, tuple)):
-            found += [
+            places += [
                 f"{name}[{entry}] (argument {position + 1}) on {tensor.device}"
                 for entry, tensor in enumerate(value)
                 if isinstance(tensor, Tensor)
             ]
-    return found
+    return places

@@ -261,10 +261,10 @@ def install_card(
     """
     title = f"the {kind.noun} simulator"
     present = install(name, kind, lambda: make(card, capacity, asynchronous, devices), title)
-    asked = _described(card, capacity, asynchronous, devices)
-    if present.loaded != asked:
+    simulated = _described(card, capacity, asynchronous, devices)
+    if present.loaded != simulated:
         raise RuntimeError(
-            f"{title} was loaded as {present.loaded} here, and cannot become {asked}: one process simulates one "
+            f"{title} was loaded as {present.loaded} here, and cannot become {simulated}: one process simulates one "
             f"{kind.noun}"
         )
     return present
