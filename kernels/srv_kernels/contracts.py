@@ -373,7 +373,7 @@ def violations(
     `capabilities`: of the platform; cases that need another one are left out. `large`: also the large cases.
     `supports(sizes)`: whether the implementation takes calls of these sizes; the others are left out.
     """
-    found: list[str] = []
+    problems: list[str] = []
     for case in contract.cases(dtype, seed):
         if (case.needs and case.needs not in capabilities) or (case.large and not large):
             continue
@@ -381,17 +381,19 @@ def violations(
             continue
         args = tuple(_to_device(arg, device) for arg in case.args)
         expected, actual = _results(contract.oracle(*case.args)), _results(implementation(*args))
-        found.extend(f"{contract.name}, {case.label}: argument {index} was changed" for index in _changed(case, args))
+        problems.extend(
+            f"{contract.name}, {case.label}: argument {index} was changed" for index in _changed(case, args)
+        )
         if len(expected) != len(actual):
-            found.append(f"{contract.name}, {case.label}: {len(actual)} results, not {len(expected)}")
+            problems.append(f"{contract.name}, {case.label}: {len(actual)} results, not {len(expected)}")
             continue
-        for index, (want, got) in enumerate(zip(expected, actual, strict=True)):
-            stated = contract.result[index] if isinstance(contract.result, tuple) else contract.result
-            reason = _difference(want, got, stated or dtype, contract.tolerances[dtype])
-            reason = reason or _rounded(want, got, dtype)
+        for index, (want, actual_result) in enumerate(zip(expected, actual, strict=True)):
+            result_dtype = contract.result[index] if isinstance(contract.result, tuple) else contract.result
+            reason = _difference(want, actual_result, result_dtype or dtype, contract.tolerances[dtype])
+            reason = reason or _rounded(want, actual_result, dtype)
             if reason is not None:
-                found.append(f"{contract.name}, {case.label}, result {index}: {reason}")
-    return found
+                problems.append(f"{contract.name}, {case.label}, result {index}: {reason}")
+    return problems
 
 
 def _to_device(arg: Any, device: torch.device | str) -> Any:
@@ -412,29 +414,29 @@ def _results(result: Any) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def _rounded(want: Tensor, got: Tensor, dtype: torch.dtype) -> str | None:
+def _rounded(want: Tensor, actual: Tensor, dtype: torch.dtype) -> str | None:
     """Whether results of a wider dtype than the model's have its precision only. Few results may have it by chance."""
     few = 16
-    if got.dtype == dtype or not got.is_floating_point() or int(got.count_nonzero()) < few:
+    if actual.dtype == dtype or not actual.is_floating_point() or int(actual.count_nonzero()) < few:
         return None
-    if torch.equal(want.to(dtype).double(), want) or not torch.equal(got.to(dtype).to(got.dtype), got):
+    if torch.equal(want.to(dtype).double(), want) or not torch.equal(actual.to(dtype).to(actual.dtype), actual):
         return None
-    return f"it is {got.dtype}, but its values were rounded to {dtype}"
+    return f"it is {actual.dtype}, but its values were rounded to {dtype}"
 
 
-def _difference(want: Tensor, got: Tensor, dtype: torch.dtype, tolerance: Tolerance) -> str | None:
-    if got.dtype != dtype:
-        return f"its dtype is {got.dtype}, not {dtype}"
-    if got.shape != want.shape:
-        return f"its shape is {tuple(got.shape)}, not {tuple(want.shape)}"
+def _difference(want: Tensor, actual: Tensor, dtype: torch.dtype, tolerance: Tolerance) -> str | None:
+    if actual.dtype != dtype:
+        return f"its dtype is {actual.dtype}, not {dtype}"
+    if actual.shape != want.shape:
+        return f"its shape is {tuple(actual.shape)}, not {tuple(want.shape)}"
     if want.numel() == 0:
         return None
     if not dtype.is_floating_point:
-        differs = (got.to("cpu") != want).flatten()
+        differs = (actual.to("cpu") != want).flatten()
         worst = int(differs.int().argmax())
-        values = f"{_place(worst, want)} is {got.flatten()[worst].item()}, not {want.flatten()[worst].item()}"
+        values = f"{_place(worst, want)} is {actual.flatten()[worst].item()}, not {want.flatten()[worst].item()}"
         return values if bool(differs.any()) else None
-    error = (got.to("cpu").double() - want).abs()
+    error = (actual.to("cpu").double() - want).abs()
     limits = torch.finfo(dtype)
     two_subnormals = 2 * limits.smallest_normal * limits.eps
     allowed = tolerance.relative * want.abs() + tolerance.scaled * want.abs().max() + two_subnormals
@@ -443,10 +445,10 @@ def _difference(want: Tensor, got: Tensor, dtype: torch.dtype, tolerance: Tolera
     worst = int((error - allowed).nan_to_num(torch.inf).argmax())
     many = int((~(error <= allowed)).sum())
     others = f"; {many} of {want.numel()} elements are wrong" if many > 1 else ""
-    return f"{_place(worst, want)} is {got.flatten()[worst].item():g}, not {want.flatten()[worst].item():g}{others}"
+    return f"{_place(worst, want)} is {actual.flatten()[worst].item():g}, not {want.flatten()[worst].item():g}{others}"
 
 
 def _place(index: int, tensor: Tensor) -> str:
     """The element with this index of the flattened tensor, by its indices: "element [16, 81] of [17, 192]"."""
-    at = [int(each) for each in torch.unravel_index(torch.tensor(index), tensor.shape)]
+    at = [int(position) for position in torch.unravel_index(torch.tensor(index), tensor.shape)]
     return f"element {at} of {list(tensor.shape)}"

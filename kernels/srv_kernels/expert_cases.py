@@ -121,7 +121,7 @@ def _routed(dtype: torch.dtype, generator: torch.Generator) -> Iterator[_Routed]
     x, ids, weights = _chosen(generator, dtype, sizes)
     yield _Routed("weights of 0, and below", x, ids, torch.tensor([0.0, -0.5, 2.5]).repeat(6, 1), sizes)
     x, ids, weights = (
-        torch.cat((each, each.flip(1)), 1)[:, : each.shape[1]] for each in _chosen(generator, dtype, sizes)
+        torch.cat((scores, scores.flip(1)), 1)[:, : scores.shape[1]] for scores in _chosen(generator, dtype, sizes)
     )
     yield _Routed("rows of wider matrices", x, ids, weights, sizes)
     x, ids, weights = _chosen(generator, dtype, sizes)
@@ -160,7 +160,7 @@ def experts_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
             )
         suffix = f"{activation}{', with biases' if index % 2 else ''}"
         yield Case(f"{label}, {suffix}", (x, ids, weights, gate_up, down, *biases, activation))
-    for label, x, ids, weights, sizes in (each for each in routed if each.label in ("large inputs", "odd sizes")):
+    for label, x, ids, weights, sizes in (case for case in routed if case.label in ("large inputs", "odd sizes")):
         gate_up = random(sizes.experts, 2 * sizes.intermediate, sizes.hidden, scale=1.5 * sizes.hidden**-0.5)
         down = random(sizes.experts, sizes.hidden, sizes.intermediate, scale=sizes.intermediate**-0.5)
         yield Case(f"{label}, silu_clamped", (x, ids, weights, gate_up, down, None, None, "silu_clamped"))
@@ -178,8 +178,8 @@ def experts_int8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         scales = torch.rand(experts, rows, generator=generator) + 0.5
         return values, scales * (2 / 127 * columns**-0.5)
 
-    routed = [each for each in _routed(dtype, generator) if each.label in (*_OF_STORED, "many tokens")]
-    chosen = [(each, ACTIVATIONS[index % 3]) for index, each in enumerate(routed)]
+    routed = [case for case in _routed(dtype, generator) if case.label in (*_OF_STORED, "many tokens")]
+    chosen = [(case, ACTIVATIONS[index % 3]) for index, case in enumerate(routed)]
     for (label, x, ids, weights, sizes), activation in (*chosen, (routed[2], "relu2")):
         gate_up = matrix(sizes.experts, parts(activation) * sizes.intermediate, sizes.hidden)
         down = matrix(sizes.experts, sizes.hidden, sizes.intermediate)
@@ -194,7 +194,7 @@ def experts_fp8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         return random_fp8(generator, experts, count * rows, columns), scales * (30 * columns**-0.5)
 
     odd = _Sizes(5, 2, 3, 96, 72)
-    routed = [each for each in _routed(dtype, generator) if each.label in (*_OF_STORED, "many tokens")]
+    routed = [case for case in _routed(dtype, generator) if case.label in (*_OF_STORED, "many tokens")]
     routed.append(_Routed("odd sizes", *_chosen(generator, dtype, odd), odd))
     for index, (label, x, ids, weights, sizes) in enumerate(routed):
         blocks = ((1, ALL_INPUTS), (128, 128), (32, 32), (48, 64))[index % 4]
@@ -203,7 +203,7 @@ def experts_fp8_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         activation = ACTIVATIONS[index % 3]
         name = f"{label}, blocks of {blocks[0]} x {blocks[1]}, {activation}"
         yield Case(name, (x, ids, weights, *gate_up, *down, *blocks, activation))
-    routed = [each for each in _routed(dtype, generator) if each.label in ("every expert", "all tokens to one expert")]
+    routed = [case for case in _routed(dtype, generator) if case.label in ("every expert", "all tokens to one expert")]
     routed.append(_Routed("odd sizes", *_chosen(generator, dtype, odd), odd))
     for (label, x, ids, weights, sizes), blocks in itertools.product(routed, ((1 << 20, ALL_INPUTS), (32, 32))):
         gate_up = matrix(sizes.experts, sizes.intermediate, sizes.hidden, blocks, 2)
@@ -243,7 +243,7 @@ def experts_gguf_cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         biases = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
         return Case(f"{label}, {' and '.join(types)}, {activation}, with biases", (*args, *biases))
 
-    for index, routed in enumerate(each for each in _routed(dtype, generator) if each.label in _OF_STORED):
+    for index, routed in enumerate(labelled for labelled in _routed(dtype, generator) if labelled.label in _OF_STORED):
         yield case(routed.label, routed, (("Q8_0", "Q4_0"), ("Q4_1", "Q8_0"))[index % 2], ACTIVATIONS[index % 3])
     sizes = _Sizes(3, 2, 3, 256, 256)
     x, ids, weights = _chosen(generator, dtype, sizes)

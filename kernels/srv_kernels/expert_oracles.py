@@ -72,7 +72,7 @@ def experts(
     [E, H] or None -> [T, H]. Ids outside [0, E) contribute nothing. Without a gate (`UNGATED`), gate_up has the I rows
     of `up`, here and in the ops below, and down(activation(up(x))) takes the place of the product.
     """
-    wide, chosen, factors = (each.detach().to("cpu") for each in (x.double(), ids, weights.double()))
+    wide, chosen, factors = (tensor.detach().to("cpu") for tensor in (x.double(), ids, weights.double()))
     first, second = gate_up.detach().to("cpu"), down.detach().to("cpu")
     out = torch.zeros_like(wide)
     for token, position in ((chosen >= 0) & (chosen < len(first))).nonzero().tolist():

@@ -143,8 +143,8 @@ def experts_fp8(
 
     def one(rows: Tensor, expert: int) -> Tensor:
         biases = [None] * count if gate_up_bias is None else gate_up_bias[expert].chunk(count)
-        each = zip(gate_up[expert].chunk(count), gate_up_scale[expert].chunk(count), biases, strict=True)
-        first = torch.cat([reference.linear_fp8(rows, *part, *blocks) for part in each], -1)
+        halves = zip(gate_up[expert].chunk(count), gate_up_scale[expert].chunk(count), biases, strict=True)
+        first = torch.cat([reference.linear_fp8(rows, *part, *blocks) for part in halves], -1)
         bias = None if down_bias is None else down_bias[expert]
         return reference.linear_fp8(activate(first, activation), down[expert], down_scale[expert], bias, *blocks)
 
@@ -154,8 +154,8 @@ def experts_fp8(
 def _by_expert(x: Tensor, ids: Tensor, weights: Tensor, count: int, one: Callable[[Tensor, int], Tensor]) -> Tensor:
     """[T, H]: `one(rows, expert)` of each expert's tokens; then the weighted sum of each token's results, in order."""
     tokens, top_k = ids.shape
-    known = (ids >= 0) & (ids < count)
-    buckets = torch.where(known, ids, count).flatten()
+    is_local = (ids >= 0) & (ids < count)
+    buckets = torch.where(is_local, ids, count).flatten()
     order = buckets.argsort(stable=True)
     rows = order // max(1, top_k)
     results = torch.zeros(tokens * top_k, x.shape[1], dtype=x.dtype, device=x.device)

@@ -20,7 +20,7 @@ def causal_conv1d(
     activation: str = "silu",
 ) -> tuple[Tensor, Tensor]:
     """Each channel's convolution over time with its own weights, after the inputs that its state has kept."""
-    begin, out, kept = 0, [], []
+    begin, out, states_after = 0, [], []
     taps = float64(weight)
     width = taps.shape[1]
     for slot, length in zip(slots.tolist(), lens, strict=True):
@@ -28,9 +28,9 @@ def causal_conv1d(
         total = (history[:, 1:].unfold(1, width, 1) * taps[:, None]).sum(-1)
         total = total if bias is None else total + float64(bias)[:, None]
         out.append((total / (1 + (-total).exp()) if activation == "silu" else total).T)
-        kept.append(history[:, -width:])
+        states_after.append(history[:, -width:])
         begin += length
-    return torch.cat(out), torch.stack(kept)
+    return torch.cat(out), torch.stack(states_after)
 
 
 def gated_delta_rule(
@@ -53,7 +53,7 @@ def gated_delta_rule(
         for wide in (float64(q), float64(k))
     )
     query, value, factor, rate = query * q.shape[-1] ** -0.5, float64(v), float64(decay).exp(), float64(beta)
-    begin, out, kept = 0, [], []
+    begin, out, states_after = 0, [], []
     for slot, length in zip(slots.tolist(), lens, strict=True):
         state = float64(states)[slot]
         for token in range(begin, begin + length):
@@ -61,9 +61,9 @@ def gated_delta_rule(
             missing = rate[token, :, None] * (value[token] - torch.einsum("hkv,hk->hv", state, key[token]))
             state = state + key[token, :, :, None] * missing[:, None]
             out.append(torch.einsum("hkv,hk->hv", state, query[token]))
-        kept.append(state)
+        states_after.append(state)
         begin += length
-    return torch.stack(out), torch.stack(kept)
+    return torch.stack(out), torch.stack(states_after)
 
 
 def state_space_scan(
@@ -81,34 +81,34 @@ def state_space_scan(
     S is exp(decay) S + (step x) bᵀ; the result is S c. Without steps, it is linear attention with a decay.
     """
     group = x.shape[1] // b.shape[1]
-    key, query = (float64(each).repeat_interleave(group, 1) for each in (b, c))
+    key, query = (float64(tensor).repeat_interleave(group, 1) for tensor in (b, c))
     value, factor = float64(x), float64(decay).exp()
     value = value if step is None else value * float64(step).unsqueeze(-1)
-    begin, out, kept = 0, [], []
+    begin, out, states_after = 0, [], []
     for slot, length in zip(slots.tolist(), lens, strict=True):
         state = float64(states)[slot]
         for token in range(begin, begin + length):
             state = state * factor[token, :, None, None] + value[token].unsqueeze(-1) * key[token].unsqueeze(-2)
             out.append(torch.einsum("hpn,hn->hp", state, query[token]))
-        kept.append(state)
+        states_after.append(state)
         begin += length
-    return torch.stack(out), torch.stack(kept)
+    return torch.stack(out), torch.stack(states_after)
 
 
 def gated_linear_recurrence(
     x: Tensor, decay: Tensor, states: Tensor, slots: Tensor, lens: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """The state of each channel is exp(decay) times itself, plus x, at one token after the other; it is the result."""
-    begin, out, kept = 0, [], []
+    begin, out, states_after = 0, [], []
     value, factor = float64(x), float64(decay).exp()
     for slot, length in zip(slots.tolist(), lens, strict=True):
         state = float64(states)[slot]
         for token in range(begin, begin + length):
             state = state * factor[token] + value[token]
             out.append(state)
-        kept.append(state)
+        states_after.append(state)
         begin += length
-    return torch.stack(out), torch.stack(kept)
+    return torch.stack(out), torch.stack(states_after)
 
 
 def selective_scan(
@@ -119,13 +119,13 @@ def selective_scan(
     The state of a channel is a vector: exp(step rates) times itself, plus step x b. The result is its product with c.
     """
     value, key, query, wide = float64(x) * float64(step), float64(b), float64(c), float64(step)
-    begin, out, kept = 0, [], []
+    begin, out, states_after = 0, [], []
     for slot, length in zip(slots.tolist(), lens, strict=True):
         state = float64(states)[slot]
         for token in range(begin, begin + length):
             factor = (wide[token].unsqueeze(-1) * float64(rates)).exp()
             state = state * factor + torch.outer(value[token], key[token])
             out.append(state @ query[token])
-        kept.append(state)
+        states_after.append(state)
         begin += length
-    return torch.stack(out), torch.stack(kept)
+    return torch.stack(out), torch.stack(states_after)

@@ -20,13 +20,13 @@ def causal_conv1d(
 ) -> tuple[Tensor, Tensor]:
     """x [T, C], weight [C, W], bias [C] or None, states [S, C, W], slots int64 [R] -> ([T, C], new states)."""
     width, wide = weight.shape[1], weight.float()
-    kept = states.index_select(0, slots)
+    held = states.index_select(0, slots)
     single = _leading_rows_of_one(lens)
-    new = [torch.cat((kept[:single, :, 1:], x[:single].to(kept.dtype).unsqueeze(2)), 2)]
+    new = [torch.cat((held[:single, :, 1:], x[:single].to(held.dtype).unsqueeze(2)), 2)]
     total, begin = [(new[0].float() * wide).sum(-1)], single
     for row in range(single, len(lens)):
         end = begin + lens[row]
-        history = torch.cat((kept[row], x[begin:end].T.to(kept.dtype)), 1)
+        history = torch.cat((held[row], x[begin:end].T.to(held.dtype)), 1)
         taps = history[:, 1:].float().unfold(1, width, 1)
         total.append((taps * wide.unsqueeze(1)).sum(-1).T)
         new.append(history[None, :, -width:])
@@ -55,13 +55,13 @@ def gated_delta_rule(
     query, key = _unit_vectors(q) * q.shape[-1] ** -0.5, _unit_vectors(k)
     if group > 1:
         query, key = query.repeat_interleave(group, 1), key.repeat_interleave(group, 1)
-    value, kept = v.float(), states.index_select(0, slots).float()
+    value, held = v.float(), states.index_select(0, slots).float()
     single = _leading_rows_of_one(lens)
-    stepped, states_after = _delta_step(*(each[:single] for each in (query, key, value, decay, beta, kept)))
+    stepped, states_after = _delta_step(*(tensor[:single] for tensor in (query, key, value, decay, beta, held)))
     out, new, begin = [stepped], [states_after], single
     for row in range(single, len(lens)):
         part = slice(begin, begin + lens[row])
-        chunks, state = _delta_chunks(query[part], key[part], value[part], decay[part], beta[part], kept[row])
+        chunks, state = _delta_chunks(query[part], key[part], value[part], decay[part], beta[part], held[row])
         out.append(chunks)
         new.append(state.unsqueeze(0))
         begin = part.stop
@@ -106,13 +106,13 @@ def _delta_chunks(
     out = []
     for begin in range(0, len(query), _CHUNK):
         part = slice(begin, begin + _CHUNK)
-        q, k, v = (each[part].transpose(0, 1) for each in (query, key, value))
+        q, k, v = (tensor[part].transpose(0, 1) for tensor in (query, key, value))
         rate, total = beta[part].T.unsqueeze(-1), decay[part].T.cumsum(-1)
         between = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp().tril()  # of what token j wrote, at token i
         since_begin = total.exp().unsqueeze(-1)
         system = (k * rate) @ k.transpose(-1, -2) * between
-        given = rate * (v - since_begin * (k @ state))
-        written = torch.linalg.solve_triangular(system, given, upper=False, unitriangular=True)
+        residual = rate * (v - since_begin * (k @ state))
+        written = torch.linalg.solve_triangular(system, residual, upper=False, unitriangular=True)
         out.append(since_begin * (q @ state) + (q @ k.transpose(-1, -2) * between) @ written)
         to_end = (total[:, -1:] - total).exp().unsqueeze(-1)
         state = state * since_begin[:, -1:] + (k * to_end).transpose(-1, -2) @ written
@@ -139,13 +139,13 @@ def state_space_scan(
     value = value.reshape(-1, groups, heads // groups, x.shape[2])
     rates = decay.reshape(-1, groups, heads // groups)
     key, query = b.float(), c.float()
-    kept = states.index_select(0, slots).float().view(-1, groups, heads // groups, *states.shape[2:])
+    held = states.index_select(0, slots).float().view(-1, groups, heads // groups, *states.shape[2:])
     single = _leading_rows_of_one(lens)
-    stepped, states_after = _scan_step(*(each[:single] for each in (value, key, query, rates, kept)))
+    stepped, states_after = _scan_step(*(tensor[:single] for tensor in (value, key, query, rates, held)))
     out, new, begin = [stepped], [states_after], single
     for row in range(single, len(lens)):
         part = slice(begin, begin + lens[row])
-        chunks, state = _scan_chunks(value[part], key[part], query[part], rates[part], kept[row])
+        chunks, state = _scan_chunks(value[part], key[part], query[part], rates[part], held[row])
         out.append(chunks)
         new.append(state.unsqueeze(0))
         begin = part.stop
@@ -189,12 +189,12 @@ def gated_linear_recurrence(
 
     The leading rows of one token are computed together; the others one by one, in chunks.
     """
-    value, factor, kept = x.float(), decay.exp(), states.index_select(0, slots).float()
+    value, factor, held = x.float(), decay.exp(), states.index_select(0, slots).float()
     single = _leading_rows_of_one(lens)
-    stepped = kept[:single] * factor[:single] + value[:single]
+    stepped = held[:single] * factor[:single] + value[:single]
     out, new, begin = [stepped], [stepped], single
     for row in range(single, len(lens)):
-        end, state = begin + lens[row], kept[row : row + 1]
+        end, state = begin + lens[row], held[row : row + 1]
         for first in range(begin, end, _SCANNED):
             part = slice(first, min(first + _SCANNED, end))
             out.append(_scanned(value[part], factor[part], state))
@@ -214,13 +214,13 @@ def selective_scan(
     which bounds the memory, and their states one after the other: a scan would read each of them several times.
     """
     value, key, query = x.float() * step, b.float(), c.float()
-    kept = states.index_select(0, slots).float()
+    held = states.index_select(0, slots).float()
     single = _leading_rows_of_one(lens)
-    stepped = kept[:single] * (step[:single].unsqueeze(-1) * rates).exp()
+    stepped = held[:single] * (step[:single].unsqueeze(-1) * rates).exp()
     stepped.addcmul_(value[:single].unsqueeze(-1), key[:single].unsqueeze(1))
     out, new, begin = [(stepped @ query[:single].unsqueeze(-1)).squeeze(-1)], [stepped], single
     for row in range(single, len(lens)):
-        end, state = begin + lens[row], kept[row]
+        end, state = begin + lens[row], held[row]
         for first in range(begin, end, _SELECTED):
             part = slice(first, min(first + _SELECTED, end))
             factor = (step[part].unsqueeze(-1) * rates).exp()

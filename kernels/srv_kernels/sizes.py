@@ -57,5 +57,5 @@ def route_experts(logits: Tensor, bias: Tensor | None, top_k: int, *others: Any)
 
 def experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, *others: Any) -> tuple[int, ...]:
     """Of matrices of every storage: a row of them is an output, whatever its bytes."""
-    activation = next(each for each in others if isinstance(each, str) and each in ACTIVATIONS)
+    activation = next(other for other in others if isinstance(other, str) and other in ACTIVATIONS)
     return x.shape[-1], gate_up.shape[1] // parts(activation), len(gate_up), ids.shape[1]

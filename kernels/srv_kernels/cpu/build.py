@@ -88,21 +88,30 @@ def build(library: Path = LIBRARY, sanitize: bool = False, machine: str = MACHIN
     of kept object files, otherwise that of NATIVE_OBJECTS; without either, none are kept.
     """
     command = [*compiler(), *_FLAGS, *(_SANITIZE if sanitize else ())]
-    kept = objects or (Path(found) if (found := os.environ.get(KEPT_OBJECTS)) else None)
+    objects_folder = objects or (Path(path) if (path := os.environ.get(KEPT_OBJECTS)) else None)
     with tempfile.TemporaryDirectory() as folder:
-        work = kept or Path(folder)
+        work = objects_folder or Path(folder)
         work.mkdir(parents=True, exist_ok=True)
         compiled = [_Object(work, command, flags, source) for source, flags in _objects(machine)]
         with ThreadPoolExecutor(_jobs()) as pool:
             list(pool.map(_Object.compile, compiled))
         linked = Path(folder) / library.name
-        _run([*command, "-shared", "-pthread", *(str(each.path) for each in compiled), "-o", str(linked)])
+        _run(
+            [
+                *command,
+                "-shared",
+                "-pthread",
+                *(str(compiled_object.path) for compiled_object in compiled),
+                "-o",
+                str(linked),
+            ]
+        )
         library.parent.mkdir(parents=True, exist_ok=True)
         temporary = library.with_name(f".{library.name}.{os.getpid()}")
         shutil.copyfile(linked, temporary)
         temporary.replace(library)
-        if kept:
-            _remove_unused(kept)
+        if objects_folder:
+            _remove_unused(objects_folder)
     return library
 
 
@@ -150,10 +159,10 @@ def _objects(machine: str) -> list[tuple[str, tuple[str, ...]]]:
     `from_half`, ...) may be emitted in several objects, and the linker keeps the first copy. If that used a larger
     instruction set, generic kernels would execute illegal instructions on processors without it.
     """
-    found: list[tuple[str, tuple[str, ...]]] = [(source, ()) for source in ONCE]
+    sources: list[tuple[str, tuple[str, ...]]] = [(source, ()) for source in ONCE]
     for isa, flags in sorted(isas(machine).items(), key=lambda isa: len(isa[1])):
-        found += [(source, (*flags, f"-DSRV_ISA={isa}")) for source in PER_ISA]
-    return found
+        sources += [(source, (*flags, f"-DSRV_ISA={isa}")) for source in PER_ISA]
+    return sources
 
 
 def _jobs() -> int:
@@ -162,13 +171,13 @@ def _jobs() -> int:
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         chosen = os.environ.get("CXX", "").strip()
         name, remedy = (f"CXX={chosen}", _CXX_REMEDY) if chosen else (command[0], "set CXX to another compiler")
         raise CannotBuild(f"{name} cannot be run: {error}; {remedy}") from error
-    if done.returncode != 0:
-        raise CannotBuild(f"{shlex.join(command)} failed with status {done.returncode}:\n{done.stderr[-4000:]}")
+    if process.returncode != 0:
+        raise CannotBuild(f"{shlex.join(command)} failed with status {process.returncode}:\n{process.stderr[-4000:]}")
 
 
 def main() -> int:

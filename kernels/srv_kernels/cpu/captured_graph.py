@@ -147,8 +147,8 @@ class CapturedGraph(TorchDispatchMode):
         leaves = [leaf for leaf in tree_leaves(result) if leaf is not None]
         if not all(isinstance(leaf, Tensor) for leaf in leaves):
             raise NotCapturable(f"{func} reads a value of a tensor; every replay would reuse the captured value")
-        known = _storages(tree_leaves((args, kwargs)))
-        is_fresh = [_address(leaf) not in known for leaf in leaves]
+        inputs = _storages(tree_leaves((args, kwargs)))
+        is_fresh = [_address(leaf) not in inputs for leaf in leaves]
         if any(is_fresh) or not leaves or func._schema.is_mutable:
             self._add(partial(_rerun, func, args, kwargs, leaves, is_fresh))
         return result

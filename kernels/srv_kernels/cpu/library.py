@@ -188,16 +188,16 @@ def open_library(path: Path, isa: str = "") -> Loaded:
         return Loaded(None, f"{path} does not exist; build it with: python -m srv_kernels.cpu.build")
     try:
         library = ctypes.CDLL(str(path))
-        found = library.srv_abi_version()
+        version = library.srv_abi_version()
     except (OSError, AttributeError) as error:
         return Loaded(None, f"{path} does not load: {error}; build it again with: python -m srv_kernels.cpu.build")
-    if found != ABI_VERSION:
-        return Loaded(None, f"{path} has interface {found}, not {ABI_VERSION}; run: python -m srv_kernels.cpu.build")
+    if version != ABI_VERSION:
+        return Loaded(None, f"{path} has interface {version}, not {ABI_VERSION}; run: python -m srv_kernels.cpu.build")
     library.srv_sizeof_args.argtypes, library.srv_sizeof_args.restype = (_INT,), _LONG
     for index, args in enumerate(_ARGS):
-        size, wanted = library.srv_sizeof_args(index), ctypes.sizeof(args)
-        if size != wanted:
-            mismatch = f"{path} has {args.__name__} of {size} bytes, not {wanted}"
+        size, expected_size = library.srv_sizeof_args(index), ctypes.sizeof(args)
+        if size != expected_size:
+            mismatch = f"{path} has {args.__name__} of {size} bytes, not {expected_size}"
             return Loaded(None, f"{mismatch}; run: python -m srv_kernels.cpu.build")
     for name, types in _SIGNATURES.items():
         function = getattr(library, name)

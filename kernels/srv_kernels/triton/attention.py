@@ -195,7 +195,7 @@ def paged_decode(
 
 def _pool(q: Tensor, keys: Tensor, values: Tensor, *unless_none: Tensor | None) -> tuple[Tensor, ...]:
     # A pointer that is not read must be some tensor.
-    return q, keys, values, *(q if each is None else each for each in unless_none)
+    return q, keys, values, *(q if scale is None else scale for scale in unless_none)
 
 
 def _scores(
@@ -209,10 +209,10 @@ def _scores(
 def _strides(
     q: Tensor, out: Tensor, table: Tensor, keys: Tensor, values: Tensor, *scales: Tensor | None
 ) -> tuple[int, ...]:
-    found = (*q.stride()[:2], *out.stride()[:2], table.stride(0), *keys.stride()[:3], *values.stride()[:3])
+    strides = (*q.stride()[:2], *out.stride()[:2], table.stride(0), *keys.stride()[:3], *values.stride()[:3])
     for scale in scales:
-        found += scale.stride() if _scale_kind(scale) == 2 else (0, 0, 0)
-    return found
+        strides += scale.stride() if _scale_kind(scale) == 2 else (0, 0, 0)
+    return strides
 
 
 def _constants(

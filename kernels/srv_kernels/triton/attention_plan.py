@@ -26,14 +26,14 @@ class Heads:
 
     def reasons(self) -> list[str]:
         """Why paged attention cannot compute such a layer, as clauses; [] if it can."""
-        found = []
+        reasons = []
         if self.heads % self.kv_heads:
-            found.append(f"{self.heads} heads are no multiple of {self.kv_heads} KV heads")
+            reasons.append(f"{self.heads} heads are no multiple of {self.kv_heads} KV heads")
         if self.heads // self.kv_heads > LARGEST_TILE:
-            found.append(f"{self.heads // self.kv_heads} query heads share a KV head, more than {LARGEST_TILE}")
+            reasons.append(f"{self.heads // self.kv_heads} query heads share a KV head, more than {LARGEST_TILE}")
         if max(self.key_dim, self.value_dim) > 256:
-            found.append(f"heads have {max(self.key_dim, self.value_dim)} elements, more than 256")
-        return found
+            reasons.append(f"heads have {max(self.key_dim, self.value_dim)} elements, more than 256")
+        return reasons
 
     @property
     def group(self) -> int:
@@ -61,8 +61,8 @@ class DecodePlan:
 
 def extend_blocks(heads: Heads, target: str) -> Blocks:
     """The block sizes of `paged_extend`. Raises ValueError if `heads` has `reasons`."""
-    found = blocks(target, "extend", max(heads.key_dim, heads.value_dim), heads.item_size)
-    return found._replace(rows=tile_rows(heads.group, found.rows, found.rows))
+    sizes = blocks(target, "extend", max(heads.key_dim, heads.value_dim), heads.item_size)
+    return sizes._replace(rows=tile_rows(heads.group, sizes.rows, sizes.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +94,24 @@ def plan_decode(
     shorter than `SPLIT_TOKENS`.
     Raises ValueError if `heads` has `reasons`.
     """
-    found = blocks(target, "decode", max(heads.key_dim, heads.value_dim), heads.item_size)
-    rows_of_tile = tile_rows(heads.group, queries * heads.group, found.rows)
-    found = found._replace(rows=rows_of_tile, warps=found.warps * (2 if rows_of_tile > 32 else 1))
-    programs = max(1, rows) * heads.kv_heads * tiles(queries, heads.group, found)
+    sizes = blocks(target, "decode", max(heads.key_dim, heads.value_dim), heads.item_size)
+    rows_of_tile = tile_rows(heads.group, queries * heads.group, sizes.rows)
+    sizes = sizes._replace(rows=rows_of_tile, warps=sizes.warps * (2 if rows_of_tile > 32 else 1))
+    programs = max(1, rows) * heads.kv_heads * tiles(queries, heads.group, sizes)
     if splits.tokens is not None:
-        blocks_of_split = -(-splits.tokens // found.keys)
+        blocks_of_split = -(-splits.tokens // sizes.keys)
         # The first query of a row sees up to `queries - 1` keys more than `longest`; a window may begin in a block.
-        most_blocks = -(-(longest + queries - 1) // found.keys) + 1
-        return DecodePlan(queries, -(-most_blocks // blocks_of_split), blocks_of_split, found)
-    wanted = min(round(PROGRAMS * compute_units / programs), -(-longest // SPLIT_TOKENS), splits.most or MOST_SPLITS)
-    return DecodePlan(queries, max(1, wanted), max(1, SPLIT_TOKENS // found.keys), found)
+        most_blocks = -(-(longest + queries - 1) // sizes.keys) + 1
+        return DecodePlan(queries, -(-most_blocks // blocks_of_split), blocks_of_split, sizes)
+    split_count = min(
+        round(PROGRAMS * compute_units / programs), -(-longest // SPLIT_TOKENS), splits.most or MOST_SPLITS
+    )
+    return DecodePlan(queries, max(1, split_count), max(1, SPLIT_TOKENS // sizes.keys), sizes)
 
 
-def tile_rows(group: int, wanted: int, most: int) -> int:
+def tile_rows(group: int, rows: int, most: int) -> int:
     """The rows of a tile: a power of two of at least 16, which Triton's products need, and `group`; at most `most`."""
-    return max(16, _power(group), min(_power(wanted), most))
+    return max(16, _power(group), min(_power(rows), most))
 
 
 def tiles(queries: int, group: int, sizes: Sequence[int]) -> int:

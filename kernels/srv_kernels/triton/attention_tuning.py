@@ -58,15 +58,15 @@ def blocks(target: str, phase: Phase, dim: int, item_size: int) -> Blocks:
 
     Raises ValueError for heads of more than 256 elements.
     """
-    width = next((each for each in (64, 128, 256) if dim <= each), None)
+    width = next((limit for limit in (64, 128, 256) if dim <= limit), None)
     if width is None:
         raise ValueError(f"paged attention has no block sizes for heads of {dim} elements; at most 256 are supported")
     tables = (BLOCKS.get(name, {}) for name in _names(target))
-    found = next(table[phase, width] for table in tables if (phase, width) in table)
+    sizes = next(table[phase, width] for table in tables if (phase, width) in table)
     if item_size <= 2:
-        return found
+        return sizes
     # Products of float32 are computed without tensor cores, in registers.
-    return found._replace(rows=max(16, found.rows // 4), keys=max(16, found.keys // 4))
+    return sizes._replace(rows=max(16, sizes.rows // 4), keys=max(16, sizes.keys // 4))
 
 
 def _names(target: str) -> tuple[str, str, str]:

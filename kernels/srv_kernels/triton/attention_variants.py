@@ -35,8 +35,8 @@ def _types(kernel, kind: str, pool: str) -> dict[str, str]:
         **{"q": f"*{kind}", "out": f"*{kind}", "keys": f"*{pool}", "values": f"*{pool}"},
         **{"key_scales": scales, "value_scales": scales},
     }
-    known = {**_POINTERS, **_SCALES, **pointers}
-    return {name: known.get(name, "i32") for name in kernel.arg_names if not name.isupper()}
+    types = {**_POINTERS, **_SCALES, **pointers}
+    return {name: types.get(name, "i32") for name in kernel.arg_names if not name.isupper()}
 
 
 def _constants(heads: Heads, pool: str, page: int, *traits: str) -> dict[str, int | bool]:
@@ -65,10 +65,10 @@ def _variant(kernel, kind: str, pool: str, constants: dict[str, int | bool], siz
 
 def _with_blocks(choose) -> Iterator[tuple[Blocks, list[str]]]:
     """The block sizes of `choose(target)`, with the targets that have them."""
-    found: dict[Blocks, list[str]] = {}
+    by_blocks: dict[Blocks, list[str]] = {}
     for target in BY_NAME:
-        found.setdefault(choose(target), []).append(target)
-    yield from found.items()
+        by_blocks.setdefault(choose(target), []).append(target)
+    yield from by_blocks.items()
 
 
 # Heads, dtype, pool, page size, and what the layer has.
@@ -100,12 +100,17 @@ def _all() -> Iterator[Variant]:
 
             for sizes, targets in _with_blocks(choose):
                 count = tiles(queries, heads.group, sizes)
-                own = {**constants, "BLOCK_ROWS": sizes.rows, "TILES": count}
-                yield _variant(kernels.decode_kernel, kind, pool, own, sizes, targets)
+                named_constants = {**constants, "BLOCK_ROWS": sizes.rows, "TILES": count}
+                yield _variant(kernels.decode_kernel, kind, pool, named_constants, sizes, targets)
     for group, dim in ((1, 80), (4, 128), (8, 64)):
-        own = {"GROUP": group, "VALUE_DIM": dim, "BLOCK_HEADS": group, "BLOCK_VALUE": triton.next_power_of_2(dim)}
-        own |= {"BLOCK_SPLITS": 16, "HAS_WINDOW": False, "HAS_CHUNK": False}
-        yield _variant(reduce_kernel, "bf16", "bf16", own, Blocks(16, 64, min(4, group), 3), ())
+        named_constants = {
+            "GROUP": group,
+            "VALUE_DIM": dim,
+            "BLOCK_HEADS": group,
+            "BLOCK_VALUE": triton.next_power_of_2(dim),
+        }
+        named_constants |= {"BLOCK_SPLITS": 16, "HAS_WINDOW": False, "HAS_CHUNK": False}
+        yield _variant(reduce_kernel, "bf16", "bf16", named_constants, Blocks(16, 64, min(4, group), 3), ())
 
 
 VARIANTS = tuple(_all())

@@ -71,17 +71,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _environment(cache: str) -> dict[str, str]:
     """Workers compile, rather than interpret, and take nothing from a cache."""
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     # Multiplications and additions are fused, which is the default of Triton 3.9 but not of 3.10.
-    return {"TRITON_DEFAULT_FP_FUSION": "1", **kept, "TRITON_CACHE_DIR": cache}
+    return {"TRITON_DEFAULT_FP_FUSION": "1", **environment, "TRITON_CACHE_DIR": cache}
 
 
 def _listing() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as cache:
-        done = subprocess.run(
+        process = subprocess.run(
             [*_WORKER, "list"], env=_environment(cache), check=True, stdout=subprocess.PIPE, text=True
         )
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    return json.loads(process.stdout)  # type: ignore[no-any-return]
 
 
 def _jobs(current: dict[str, Any]) -> Iterator[Job]:
@@ -111,15 +111,16 @@ def _compile(jobs: Sequence[Job], workers: int) -> dict[Job, list[int] | str]:
 
 
 def _share(jobs: Sequence[Job], cache: str) -> list[tuple[Job, list[int] | str]]:
-    done = subprocess.run(
+    process = subprocess.run(
         [*_WORKER, "compile"], env=_environment(cache), input=json.dumps(jobs), capture_output=True, text=True
     )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
+    lines = [json.loads(line) for line in process.stdout.splitlines() if line.startswith('["')]
     results: list[tuple[Job, list[int] | str]] = [(Job(*line[:3]), line[3]) for line in lines]
-    if done.returncode:
-        why = (done.stderr.strip().splitlines() or [""])[-1]
+    if process.returncode:
+        why = (process.stderr.strip().splitlines() or [""])[-1]
         results += [
-            (job, f"the compiler exited with {done.returncode} here or before: {why}") for job in jobs[len(results) :]
+            (job, f"the compiler exited with {process.returncode} here or before: {why}")
+            for job in jobs[len(results) :]
         ]
     return results
 
@@ -156,8 +157,8 @@ def _differences(
     if gone := sorted(recorded - jobs):
         yield f"{TABLE.name} has {_text(gone[0])}, which is not compiled any more: {remedy}"
     for job in sample:
-        if isinstance(results[job], list) and results[job] != (known := _recorded(table, current, job)):
-            yield f"{_text(job)}: {results[job]}, but {known} in {TABLE.name}: {remedy}"
+        if isinstance(results[job], list) and results[job] != (in_table := _recorded(table, current, job)):
+            yield f"{_text(job)}: {results[job]}, but {in_table} in {TABLE.name}: {remedy}"
 
 
 def _text(job: Job) -> str:

@@ -34,15 +34,15 @@ _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuo
 
 def variants() -> dict[tuple[str, str], Variant]:
     """All variants, by the name of the kernel ("norms._rms_norm") and the label. ValueError for a repeated label."""
-    found: dict[tuple[str, str], Variant] = {}
+    by_key: dict[tuple[str, str], Variant] = {}
     for info in pkgutil.iter_modules(kernels.__path__):
         module = importlib.import_module(f"{kernels.__name__}.{info.name}")
         for variant in getattr(module, "VARIANTS", ()):
             key = f"{info.name}.{variant.kernel.__name__}", variant.label
-            if key in found:
+            if key in by_key:
                 raise ValueError(f"{key[0]} has two variants with the label {key[1]}")
-            found[key] = variant
-    return found
+            by_key[key] = variant
+    return by_key
 
 
 def source_digest(kernel: JITFunction) -> str:
@@ -132,10 +132,10 @@ def main() -> None:
     if sys.argv[1] == "list":
         print(json.dumps(listing()))
         return
-    known = variants()
+    by_key = variants()
     for kernel, label, target in json.load(sys.stdin):
         try:
-            result = compile_variant(known[kernel, label], BY_NAME[target])
+            result = compile_variant(by_key[kernel, label], BY_NAME[target])
         except Exception as error:  # noqa: BLE001  a refusal by any pass of the compiler is a result
             result = f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error).strip() else ''}"
         print(json.dumps([kernel, label, target, result]), flush=True)

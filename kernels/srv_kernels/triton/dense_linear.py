@@ -100,4 +100,4 @@ def _variants(dtype: str) -> Iterator[Variant]:
         )
 
 
-VARIANTS = tuple(each for dtype in FLOATS for each in _variants(dtype))
+VARIANTS = tuple(variant for dtype in FLOATS for variant in _variants(dtype))

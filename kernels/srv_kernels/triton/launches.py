@@ -41,7 +41,9 @@ def recorded(operator: str, launch: Callable[..., Any]) -> Callable[..., Any]:
 def launched(file: Path) -> tuple[set[str], set[str]]:
     """The operators and the kernels in a file that processes with the variable have written."""
     lines = [line.split(" ") for line in file.read_text(encoding="utf-8").splitlines()]
-    operators, kernels = ({name for kind, name in lines if kind == wanted} for wanted in ("operator", "kernel"))
+    operators, kernels = (
+        {name for kind, name in lines if kind == listed_kind} for listed_kind in ("operator", "kernel")
+    )
     return operators, kernels
 
 

@@ -52,7 +52,9 @@ def _experts(
     ids, experts = ids.contiguous(), first[0].shape[0]
     x, blocks = matrix(x), tiles(x, ids.numel(), experts)
     alignment = align(ids, experts, blocks.block_m)
-    first, second = (tuple(None if each is None else each.contiguous() for each in part) for part in (first, second))
+    first, second = (
+        tuple(None if tensor is None else tensor.contiguous() for tensor in part) for part in (first, second)
+    )
     hidden = gate_up(x, *first, alignment, ids.shape[1], activation, blocks)
     rows = down(hidden, *second, alignment, blocks)
     return reduce(rows, ids, weights.contiguous(), experts, x.dtype)

@@ -92,15 +92,15 @@ def align(ids: Tensor, experts: int, rows: int) -> Alignment:
     pairs, flat = ids.numel(), ids.reshape(-1).contiguous()
     blocks = most_blocks(pairs, experts, rows)
     counts = torch.empty(experts, dtype=torch.int32, device=ids.device)
-    found = torch.empty(blocks * rows, dtype=torch.int32, device=ids.device)
+    places = torch.empty(blocks * rows, dtype=torch.int32, device=ids.device)
     block_expert = torch.empty(blocks, dtype=torch.int32, device=ids.device)
     block = min(_BLOCK, max(16, triton.next_power_of_2(pairs)))
     count_kernel[(experts,)](flat, counts, pairs, BLOCK=block)
     place_kernel[(experts + 1,)](
-        flat, counts, found, block_expert, pairs, experts, blocks, ROWS=rows,
+        flat, counts, places, block_expert, pairs, experts, blocks, ROWS=rows,
         BLOCK_E=triton.next_power_of_2(experts), BLOCK=block,
     )  # fmt: skip
-    return Alignment(found, block_expert, rows)
+    return Alignment(places, block_expert, rows)
 
 
 _IDS = {"ids": "i64", "counts": "i32"}

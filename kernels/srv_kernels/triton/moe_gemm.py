@@ -260,10 +260,10 @@ def _variants(
     dtype: str, pick: Pick, activation: str = "silu", weight: str = "", bias: bool = False
 ) -> Iterator[Variant]:
     """Both products; weights of another type than x's are int8 and have scales."""
-    given = {"scale": "fp32"} if weight else {}
-    given |= {"bias": dtype} if bias else {}
-    absent = {name: None for name in ("scale", "bias") if name not in given}
-    kinds = {"x": dtype, "weight": weight or dtype, **given, **_INDICES}
+    optional = {"scale": "fp32"} if weight else {}
+    optional |= {"bias": dtype} if bias else {}
+    absent = {name: None for name in ("scale", "bias") if name not in optional}
+    kinds = {"x": dtype, "weight": weight or dtype, **optional, **_INDICES}
     for blocks, targets in compiled_for(MOE_GEMM_FLOAT32 if dtype == "fp32" else MOE_GEMM, pick):
         sizes = {"BLOCK_M": blocks.block_m, "BLOCK_N": blocks.block_n, "BLOCK_K": blocks.block_k}
         launch = {"warps": blocks.warps, "stages": blocks.stages, "targets": targets}
@@ -285,7 +285,7 @@ VARIANTS = (
     *_variants("bf16", lambda entry: all_tiles((entry[0], entry[-1])), weight="i8"),
     *_variants("bf16", _first, "swiglu_clamped", bias=True),
     *_variants("fp32", _first, "gelu_tanh"),
-    *(each for each in _variants("bf16", _first, "relu2") if each.kernel is gate_up_kernel),
+    *(variant for variant in _variants("bf16", _first, "relu2") if variant.kernel is gate_up_kernel),
     _reduce_variant("bf16", 8),
     _reduce_variant("fp16", 2),
 )

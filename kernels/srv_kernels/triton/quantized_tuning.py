@@ -126,8 +126,8 @@ def target() -> str:
         return "interpreter"
     from triton.runtime import driver
 
-    found = driver.active.get_current_target()
-    return f"sm{found.arch}" if found.backend == "cuda" else str(found.arch)
+    present = driver.active.get_current_target()
+    return f"sm{present.arch}" if present.backend == "cuda" else str(present.arch)
 
 
 def of_target(table: Mapping[str, Entry]) -> Entry:
@@ -144,11 +144,11 @@ def compiled_for(
     table: Mapping[str, Entry], pick: Callable[[Entry], Sequence[Choice]]
 ) -> Iterator[tuple[Choice, frozenset[str]]]:
     """What `pick` chooses of each compiled target's entry, once each, with the targets that have it; none for all."""
-    found: dict[Choice, set[str]] = {}
+    by_choice: dict[Choice, set[str]] = {}
     for name in BY_NAME:
         for choice in pick(table.get(name, table["gpu"])):
-            found.setdefault(choice, set()).add(name)
-    for choice, targets in found.items():
+            by_choice.setdefault(choice, set()).add(name)
+    for choice, targets in by_choice.items():
         yield choice, frozenset() if len(targets) == len(BY_NAME) else frozenset(targets)
 
 

@@ -40,7 +40,7 @@ class Change(NamedTuple):
     seconds: tuple[float, float]
 
     def __str__(self) -> str:
-        old, new = (f"{each * 1e6:.1f} µs" for each in self.seconds)
+        old, new = (f"{second * 1e6:.1f} µs" for second in self.seconds)
         return f"{self.place.table} {self.place.key}: {list(self.before)} ({old}) -> {list(self.after)} ({new})"
 
 
@@ -63,7 +63,7 @@ def tune(
     tables: tuning_data.Tables, target: Target, timer: Timer, record: dict[str, Any], log: Callable[[str], None] = print
 ) -> tuple[tuning_data.Tables, list[Change]]:
     """New tables, and what has changed. `tables` stay as they are."""
-    made, changes, limits = copy.deepcopy(tables), [], limits_of(target)
+    new_tables, changes, limits = copy.deepcopy(tables), [], limits_of(target)
     for place in places(tables, target.name):
         present = present_sizes(tables, place, target.name)
         best = present
@@ -71,13 +71,13 @@ def tune(
         for sizes in candidates(place, present, limits)[1:]:
             if unfit(place, sizes, limits, record) is not None:
                 continue
-            taken = _timed(timer, place, sizes, log)
-            if taken < min(seconds, first * _GAIN):
-                best, seconds = sizes, taken
+            time = _timed(timer, place, sizes, log)
+            if time < min(seconds, first * _GAIN):
+                best, seconds = sizes, time
         if best != present:
             changes.append(Change(place, present, best, (first, seconds)))
-            _set(made, place, target.name, best)
-    return made, changes
+            _set(new_tables, place, target.name, best)
+    return new_tables, changes
 
 
 def _timed(timer: Timer, place: Place, sizes: Sizes, log: Callable[[str], None]) -> float:

@@ -107,17 +107,17 @@ def _words(place: Place, sizes: Sizes) -> dict[str, str]:
     if place.table == "attention":
         rows, keys, warps, stages = sizes
         width = str(place.key).split()[1]
-        found = {"BLOCK_KEYS": keys, "BLOCK_KEY": width, "warps": warps, "stages": stages}
+        words = {"BLOCK_KEYS": keys, "BLOCK_KEY": width, "warps": warps, "stages": stages}
         if str(place.key).startswith("extend"):  # decode takes as few rows as it needs
-            found["BLOCK_ROWS"] = rows
+            words["BLOCK_ROWS"] = rows
     elif place.table == "gguf_gemv":
         results, positions, warps = sizes
-        found = {"ROWS": 1, "BLOCK_N": results, "BLOCK_G": positions // _GROUP, "warps": warps}
+        words = {"ROWS": 1, "BLOCK_N": results, "BLOCK_G": positions // _GROUP, "warps": warps}
     else:
         block_m, block_n, block_k, warps, stages = sizes
         depth = {"BLOCK_G": block_k // _GROUP} if place.table == "gguf_gemm" else {"BLOCK_K": block_k}
-        found = {"BLOCK_M": block_m, "BLOCK_N": block_n, **depth, "warps": warps, "stages": stages}
-    return {name: str(value) for name, value in found.items()}
+        words = {"BLOCK_M": block_m, "BLOCK_N": block_n, **depth, "warps": warps, "stages": stages}
+    return {name: str(value) for name, value in words.items()}
 
 
 def _needs(place: Place, sizes: Sizes, limits: Limits) -> tuple[int, int]:

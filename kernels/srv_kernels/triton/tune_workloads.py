@@ -42,8 +42,8 @@ def why_not(target: Target) -> str | None:
     device = torch.accelerator.current_accelerator()
     if device is None or device.type == "cpu":
         return f"there is no GPU here: run this on a machine with a GPU of {target.name}"
-    found = present_target()
-    return None if found == target.name else f"the GPU of this machine is {found}, not {target.name}: pass --target"
+    present = present_target()
+    return None if present == target.name else f"the GPU of this machine is {present}, not {target.name}: pass --target"
 
 
 def timer(target: Target) -> Callable[[Place, Sizes], float]:

@@ -21,8 +21,8 @@ Tables = dict[str, dict[str, Any]]
 
 def read(path: Path = PATH) -> Tables:
     """Rows by table and target."""
-    found: Tables = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    tables: Tables = json.loads(path.read_text(encoding="utf-8"))
+    return tables
 
 
 def formatted(tables: Mapping[str, Mapping[str, Any]]) -> str:
