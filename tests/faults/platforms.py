@@ -52,7 +52,7 @@ FAULTS = (
     Fault(
         name="npu-replay-with-one-list-of-lengths",
         file="platforms/npu/srv_npu/graphs.py",
-        text="alike = all(each is self.lengths[0] for each in self.lengths)",
+        text="alike = all(length is self.lengths[0] for length in self.lengths)",
         planted="alike = True",
         effect="On NPUs, replayed layers with a sliding window take the lengths of the layers without one.",
         tests=(f"{_NPU}::test_windows_and_attention_to_later_tokens",),

@@ -47,7 +47,7 @@ class Choice(NamedTuple):
     extend: tuple[Tensor | None, ...]
 
 
-def choose(plan: ReadPlan, given: IndexOperands, pool: Tensor, dims: IndexDims) -> Choice:
+def choose(plan: ReadPlan, operands: IndexOperands, pool: Tensor, dims: IndexDims) -> Choice:
     """`pool`: the index keys in the pool [slots, dim], those of this step included."""
     decode: list[ChosenSlots | None] = []
     for group in plan.decode:
@@ -55,12 +55,12 @@ def choose(plan: ReadPlan, given: IndexOperands, pool: Tensor, dims: IndexDims) 
             decode.append(None)
             continue
         slots = group.slots.indices.view(group.rows, group.longest)
-        own = slice(None) if group.tokens is None else group.tokens
-        scores = _scores(given.queries[own], given.weights[own], pool[slots], dims)
+        tokens = slice(None) if group.tokens is None else group.tokens
+        scores = _scores(operands.queries[tokens], operands.weights[tokens], pool[slots], dims)
         if group.mask is not None:
             scores = scores + group.mask[:, 0, 0]
         decode.append(_chosen_slots(largest(scores, dims.top_k), slots, dims.top_k, pool.dtype))
-    return Choice(tuple(decode), tuple(_chosen_of_row(row, given, pool, dims) for row in plan.extend))
+    return Choice(tuple(decode), tuple(_chosen_of_row(row, operands, pool, dims) for row in plan.extend))
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
@@ -88,17 +88,17 @@ def _chosen_slots(chosen: Tensor, slots: Tensor, top_k: int, dtype: torch.dtype)
     return ChosenSlots(slots.gather(1, index), mask[:, None, None])
 
 
-def _chosen_of_row(row: ExtendRow, given: IndexOperands, pool: Tensor, dims: IndexDims) -> Tensor | None:
-    own = slice(row.begin, row.end)
-    keys = given.keys[own] if row.slots is None else pool[_indices(row.slots)]
+def _chosen_of_row(row: ExtendRow, operands: IndexOperands, pool: Tensor, dims: IndexDims) -> Tensor | None:
+    tokens = slice(row.begin, row.end)
+    keys = operands.keys[tokens] if row.slots is None else pool[_indices(row.slots)]
     count, queries = len(keys), row.end - row.begin
     if count <= dims.top_k:
         return None
     chosen = torch.empty(queries, count, dtype=torch.bool)
-    transposed, weights = keys.float().t(), given.weights[own].float() * dims.heads**-0.5
+    transposed, weights = keys.float().t(), operands.weights[tokens].float() * dims.heads**-0.5
     for begin in range(0, queries, _QUERIES):
         block = slice(begin, min(begin + _QUERIES, queries))
-        query = given.queries[own][block].float()
+        query = operands.queries[tokens][block].float()
         scores = torch.zeros(len(query), count)
         for head in range(dims.heads):  # all at once would need a score per head
             products = (query[:, head] @ transposed).mul_(dims.dim**-0.5).relu_()

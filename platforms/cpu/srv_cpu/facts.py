@@ -164,12 +164,14 @@ def _native_fits(context: ResolutionContext) -> Requires | Unfit:
     if model is not None:
         heads = {(group.key_dim, group.value_dim) for group in attention_specs(model.cache_groups)}
         reasons += [
-            f"keys and values have different head dims: {list(each)}" for each in sorted(heads) if each[0] != each[1]
+            f"keys and values have different head dims: {list(head_pair)}"
+            for head_pair in sorted(heads)
+            if head_pair[0] != head_pair[1]
         ]
-        dims = sorted({dim for each in heads for dim in each})
+        dims = sorted({dim for head_pair in heads for dim in head_pair})
         reasons += [reason for dim in dims if (reason := head_dim_reason(dim)) is not None]
         sizes = [(group.latent_dim, group.rope_dim) for group in model.latents]
-        reasons += [reason for each in sizes if (reason := latent_reason(*each)) is not None]
+        reasons += [reason for size in sizes if (reason := latent_reason(*size)) is not None]
         if sizes and kv_dtype not in (None, "auto", dtype):
             reasons.append(
                 f"kv_cache_dtype {kv_dtype} is not the activations' dtype {dtype}, as latent attention needs"

@@ -46,13 +46,13 @@ def usable_cores() -> int:
 
 def _cores(processors: Iterable[int], folder: Path) -> int:
     """Number of cores of these logical processors by Linux's list of thread siblings; one per processor without it."""
-    found: set[str] = set()
+    siblings: set[str] = set()
     for number in processors:
         try:
-            found.add((folder / f"cpu{number}" / "topology" / "thread_siblings_list").read_text(encoding="ascii"))
+            siblings.add((folder / f"cpu{number}" / "topology" / "thread_siblings_list").read_text(encoding="ascii"))
         except OSError:
-            found.add(str(number))
-    return len(found)
+            siblings.add(str(number))
+    return len(siblings)
 
 
 def _quota(file: Path) -> int | None:
@@ -76,9 +76,9 @@ def resident_bytes(status: Path = _STATUS) -> int:
     except OSError:
         lines = []
     kinds = ("RssAnon:", "RssShmem:")
-    found = [int(words[1]) * 1024 for line in lines if (words := line.split()) and words[0] in kinds]
-    if found:
-        return sum(found)
+    sizes = [int(words[1]) * 1024 for line in lines if (words := line.split()) and words[0] in kinds]
+    if sizes:
+        return sum(sizes)
     import psutil
 
     return int(psutil.Process().memory_info().rss)

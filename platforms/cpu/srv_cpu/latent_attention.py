@@ -82,18 +82,18 @@ class TorchLatentAttention:
             query = q if group.tokens is None else q[group.tokens]
             absorbed = _absorbed(query, up, dims).unsqueeze(2)  # [rows, heads, 1, latent + rope]
             mask = None if hidden is None else hidden.to(q.dtype)
-            found = _attended(layer, absorbed, key, key[..., : dims.latent_dim], mask)
-            result = _expanded(found.squeeze(2), up, dims)
+            attended = _attended(layer, absorbed, key, key[..., : dims.latent_dim], mask)
+            result = _expanded(attended.squeeze(2), up, dims)
             if group.tokens is None:
                 out = result
             else:
                 out[group.tokens] = result
         for row, chosen in zip(read_plan.extend, choice.extend, strict=True):
-            own = slice(row.begin, row.end)
-            latent, rope = (k[own], v[own, 0]) if row.slots is None else (
+            tokens = slice(row.begin, row.end)
+            latent, rope = (k[tokens], v[tokens, 0]) if row.slots is None else (
                 latents[row.slots.indices].to(q.dtype), ropes[row.slots.indices].to(q.dtype)
             )  # fmt: skip
-            out[own] = self._extend(layer, dims, q[own], latent, rope, up, chosen)
+            out[tokens] = self._extend(layer, dims, q[tokens], latent, rope, up, chosen)
         return out
 
     def _chosen(self, layer: AttentionLayer, joined: Tensor, metadata: StepPlan, read_plan: ReadPlan) -> Choice:
@@ -102,9 +102,9 @@ class TorchLatentAttention:
         if dims is None:
             return Choice((None,) * len(read_plan.decode), (None,) * len(read_plan.extend))
         if dims.own:
-            given, pool = IndexOperands.of(joined, dims), self._indexes[layer.index]
-            pool.index_copy_(0, metadata.written, given.keys.to(self._dtype))
-            self._choice = metadata, choose(read_plan, given, pool, dims)
+            operands, pool = IndexOperands.of(joined, dims), self._indexes[layer.index]
+            pool.index_copy_(0, metadata.written, operands.keys.to(self._dtype))
+            self._choice = metadata, choose(read_plan, operands, pool, dims)
         if self._choice is None or self._choice[0] is not metadata:
             raise InternalError("a layer without an indexer was computed before the layer that chooses its keys")
         return self._choice[1]
@@ -153,8 +153,8 @@ class TorchLatentAttention:
                 results = (weights.to(q.dtype) @ value[..., :seen, :]).float()
                 weighted[:, block] = weighted[:, block] * factor + results
                 top[:, block] = higher
-        found = (weighted / total).to(q.dtype).transpose(0, 1)
-        return _expanded(found, up, dims) if absorb else found
+        attended = (weighted / total).to(q.dtype).transpose(0, 1)
+        return _expanded(attended, up, dims) if absorb else attended
 
 
 def _index_pools(kv: KVBuffers) -> dict[int, Tensor]:
@@ -203,7 +203,7 @@ def _absorbed(q: Tensor, up: Tensor, dims: LatentDims) -> Tensor:
     return torch.cat((torch.matmul(plain.transpose(0, 1), up[:, : dims.key_dim]).transpose(0, 1), rotated), -1)
 
 
-def _expanded(found: Tensor, up: Tensor, dims: LatentDims) -> Tensor:
+def _expanded(attended: Tensor, up: Tensor, dims: LatentDims) -> Tensor:
     """Weighted compressed vectors [T, heads, latent_dim] -> values [T, heads, value_dim]."""
     values = up[:, dims.key_dim :].transpose(1, 2)  # [heads, latent_dim, value_dim]
-    return torch.matmul(found.transpose(0, 1), values).transpose(0, 1)
+    return torch.matmul(attended.transpose(0, 1), values).transpose(0, 1)

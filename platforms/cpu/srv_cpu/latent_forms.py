@@ -30,9 +30,9 @@ def fewest_by_products(dims: LatentDims, time_of_absorbed: float = 1.0) -> int |
     Per key and head, q queries take q * (2 latent + rope) products absorbed, and q * (key + rope + value) +
     latent * (key + value) materialised. `time_of_absorbed`: of one product, over that of a materialised one.
     """
-    own = dims.key_dim + dims.value_dim
-    saved = time_of_absorbed * (2 * dims.latent_dim + dims.rope_dim) - own - dims.rope_dim
-    return None if saved <= 0 else -int(-dims.latent_dim * own // saved)
+    head_dims = dims.key_dim + dims.value_dim
+    saved = time_of_absorbed * (2 * dims.latent_dim + dims.rope_dim) - head_dims - dims.rope_dim
+    return None if saved <= 0 else -int(-dims.latent_dim * head_dims // saved)
 
 
 def fewest_materialised(dims: LatentDims, arguments: Mapping[str, Any]) -> int | None:
@@ -49,8 +49,8 @@ def why_absorbed(dims: LatentDims, arguments: Mapping[str, Any]) -> str:
     if any(size % _MULTIPLE for size in sizes):
         return f"keys of {dims.key_dim} and values of {dims.value_dim} elements are not both multiples of {_MULTIPLE}"
     if max(dims.key_dim + dims.rope_dim, dims.value_dim) > MAX_HEAD_DIM:
-        own = f"keys of {dims.key_dim + dims.rope_dim} and values of {dims.value_dim} elements"
-        return f"{own} are not both up to {MAX_HEAD_DIM}"
+        heads = f"keys of {dims.key_dim + dims.rope_dim} and values of {dims.value_dim} elements"
+        return f"{heads} are not both up to {MAX_HEAD_DIM}"
     return _SHORT if fewest_by_products(dims, _TIME_OF_ABSORBED) is None else ""
 
 

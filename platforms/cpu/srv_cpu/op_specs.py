@@ -48,11 +48,11 @@ Check = Callable[[DeviceFacts, OpCall], str | None]
 
 def mismatch(distribution: str, installed: Mapping[str, str]) -> str | None:
     """Why an optional package is not for this torch, by their versions; None if it is."""
-    version, found = installed.get(distribution), installed.get("torch", "")
+    version, torch_version = installed.get(distribution), installed.get("torch", "")
     if version is None:
         return f"{distribution} is not installed"
-    if minor(version) != minor(found):
-        return f"{distribution} {version} is for torch {minor(version)}, and this is torch {found}"
+    if minor(version) != minor(torch_version):
+        return f"{distribution} {version} is for torch {minor(version)}, and this is torch {torch_version}"
     return None
 
 

@@ -46,7 +46,7 @@ def probe(context: ProbeContext) -> ProbeResult:
     loaded = load()
     compiler = shutil.which(os.environ.get("CXX", "g++"))  # as torch.compile looks for it
     further = ((NATIVE_KERNELS, loaded.library), (COMPILER, compiler))
-    return look(ROOT, platform.machine(), tuple(name for name, found in further if found), loaded.reason)
+    return look(ROOT, platform.machine(), tuple(name for name, is_found in further if is_found), loaded.reason)
 
 
 def look(root: Path, machine: str, further: tuple[str, ...] = (), note: str = "") -> ProbeResult:

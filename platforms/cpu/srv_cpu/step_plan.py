@@ -220,9 +220,9 @@ def _groups(rows: _Rows, short: list[int], reach: Reach) -> list[list[int]]:
     by_length = sorted(short, key=lambda row: -rows.kv_lens[row])
     groups: list[list[int]] = []
     longest = 0
-    for done, row in enumerate(by_length):
+    for shorter, row in enumerate(by_length):
         length = reach.visible(rows.kv_lens[row])
-        saved = (longest - length) * (len(by_length) - done)
+        saved = (longest - length) * (len(by_length) - shorter)
         if not groups or saved > _GROUP_COST or (len(groups[-1]) + 1) * longest > _GROUP_TOKENS:
             groups.append([])
             longest = length

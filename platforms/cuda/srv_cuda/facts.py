@@ -66,11 +66,11 @@ STAND_INS = {variant: {FLASHINFER: _STAND_IN, JIT_CACHE: _STAND_IN} for variant 
 
 def capabilities(device: DeviceFacts) -> frozenset[str]:
     """bfloat16 needs compute capability 8.0. Several ranks have run on simulated devices only."""
-    found = gpu.capabilities(device) | {"overlap", "graphs", "piecewise_graphs"}
+    result = gpu.capabilities(device) | {"overlap", "graphs", "piecewise_graphs"}
     match = re.fullmatch(r"sm(\d+)", device.variant)
     if match and int(match[1]) >= 80:
-        found.add("bfloat16")
-    return frozenset(found)
+        result.add("bfloat16")
+    return frozenset(result)
 
 
 def _flashinfer_sampling(context: ResolutionContext) -> Requires | Unfit:

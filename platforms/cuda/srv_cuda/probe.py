@@ -99,12 +99,12 @@ def _describe(driver: Driver) -> tuple[DeviceFacts, tuple[str, ...]]:
     notes: list[str] = []
     if variant not in VARIANTS:
         notes.append(f"{variant} is not a supported variant ({', '.join(VARIANTS)})")
-    if len({each[0] for each in driver.devices}) > 1:
-        notes.append(f"the devices differ: {', '.join(each[0] for each in driver.devices)}")
-    found = {"driver (CUDA)": f"{driver.version[0]}.{driver.version[1]}"}
-    found |= versions("torch") | triton_version() | flashinfer_tools()
-    memory = min(each[1] for each in driver.devices)
-    return DeviceFacts(variant, memory, len(driver.devices), name, found), tuple(notes)
+    if len({device[0] for device in driver.devices}) > 1:
+        notes.append(f"the devices differ: {', '.join(device[0] for device in driver.devices)}")
+    tool_versions = {"driver (CUDA)": f"{driver.version[0]}.{driver.version[1]}"}
+    tool_versions |= versions("torch") | triton_version() | flashinfer_tools()
+    memory = min(device[1] for device in driver.devices)
+    return DeviceFacts(variant, memory, len(driver.devices), name, tool_versions), tuple(notes)
 
 
 def query_driver() -> Driver:
@@ -136,8 +136,8 @@ def _call(cuda: ctypes.CDLL, function: str, *arguments: object) -> None:
     status = getattr(cuda, function)(*arguments)
     if status != 0:
         text = ctypes.c_char_p()
-        known = cuda.cuGetErrorString(status, ctypes.byref(text)) == 0 and text.value is not None
-        detail = (text.value or b"").decode(errors="replace") if known else "an unknown error"
+        has_name = cuda.cuGetErrorString(status, ctypes.byref(text)) == 0 and text.value is not None
+        detail = (text.value or b"").decode(errors="replace") if has_name else "an unknown error"
         raise DriverError(f"{function} returned {status}, {detail}")
 
 

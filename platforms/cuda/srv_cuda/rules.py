@@ -17,8 +17,8 @@ def _is_gpt_oss(context: ResolutionContext) -> bool:
 
 def _quantization_method(context: ResolutionContext) -> str | None:
     """The quantization method: the user's, or else the checkpoint's."""
-    named: str | None = context["quantization"]
-    return named or (context.model.quantization if context.model is not None else None)
+    quantization: str | None = context["quantization"]
+    return quantization or (context.model.quantization if context.model is not None else None)
 
 
 def _cutlass_methods(context: ResolutionContext) -> str | None:

@@ -125,7 +125,7 @@ def _simulated(platform: str, variant: str) -> Accelerator:
         module=module,
         graph_class=module.XPUGraph if platform == "xpu" else module.CUDAGraph,
         pinned=module.pinned,
-        libraries={name: _given(each) for name, each in stand_ins.items() if each is not None},
+        libraries={name: _given(stand_in) for name, stand_in in stand_ins.items() if stand_in is not None},
         register_triton=lambda: simulator.register_triton_operators(module),
         push_range=ranges.range_push,
         pop_range=ranges.range_pop,
@@ -137,10 +137,10 @@ def _simulated(platform: str, variant: str) -> Accelerator:
 
 def _part(simulation: Any, name: str) -> Any:
     """The stand-in for a module, by its path; None if the simulated card has none."""
-    found = simulation
+    part = simulation
     for attribute in name.split("."):
-        found = None if found is None else getattr(found, attribute)
-    return found
+        part = None if part is None else getattr(part, attribute)
+    return part
 
 
 def _given(value: Any) -> Callable[[], Any]:

@@ -46,9 +46,9 @@ class Vendor:
     integrated: Callable[[int], bool]
 
     def find(self, root: Path = ROOT) -> Cards:
-        found = cards(self.vendor, root)
-        integrated = tuple(card for card in found if self.integrated(card.product))
-        return Cards(self, tuple(card for card in found if card not in integrated), integrated)
+        all_cards = cards(self.vendor, root)
+        integrated = tuple(card for card in all_cards if self.integrated(card.product))
+        return Cards(self, tuple(card for card in all_cards if card not in integrated), integrated)
 
     def built_for(self, build: Build) -> str | None:
         """The release of this vendor's toolkit that torch is built for; None for another vendor's, or for CPUs."""
@@ -56,10 +56,10 @@ class Vendor:
 
     def wrong_torch(self, build: Build) -> Fault:
         """The fault of a torch that is built for another vendor's GPUs, or for CPUs."""
-        wanted = _BUILDS[self.build]
-        reason = f"the installed torch is built for {built_for(build)}, not for {wanted}"
-        remedy = f"Uninstall that torch, and install one built for {wanted} ({_GET_TORCH})"
-        return Fault(reason, remedy, f"torch_without_{wanted.lower()}")
+        device_name = _BUILDS[self.build]
+        reason = f"the installed torch is built for {built_for(build)}, not for {device_name}"
+        remedy = f"Uninstall that torch, and install one built for {device_name} ({_GET_TORCH})"
+        return Fault(reason, remedy, f"torch_without_{device_name.lower()}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ class Cards:
         """Says that graphics of the processor were found, which srv does not take for a card; empty without."""
         if not self.integrated:
             return ""
-        listed = ", ".join(map(str, self.integrated))
-        return f"{self.vendor.name} graphics of the processor ({listed}) are no accelerator, and are not used"
+        names = ", ".join(map(str, self.integrated))
+        return f"{self.vendor.name} graphics of the processor ({names}) are no accelerator, and are not used"
 
     def only_integrated(self, device: DeviceFacts | None = None) -> ProbeResult:
         """The refusal of graphics of the processor. device: what torch sees of them."""
@@ -103,8 +103,8 @@ class Cards:
             return ProbeResult(False, "; ".join(reasons), driver.remedy, driver.code)
         if self.integrated and not self.discrete:
             return self.only_integrated()
-        listed = ", ".join(map(str, self.discrete))
-        there = f"there is an {self.vendor.name} GPU ({listed}), but " if listed else ""
+        names = ", ".join(map(str, self.discrete))
+        there = f"there is an {self.vendor.name} GPU ({names}), but " if names else ""
         reason = there + "; ".join(fault.reason for fault in faults)
         remedy = ". ".join(fault.remedy for fault in faults)
         return ProbeResult(False, reason, remedy, faults[0].code, present=self.present)

@@ -84,8 +84,8 @@ def _library_backend(
                 reasons.append(f"{name} does not compute the activation {moe.experts.activation}")
             if moe.experts.bias and not biases:
                 reasons.append(f"{name} adds no biases of experts")
-        found = reason(context.device, OpCall(dtype or HALVES[0], sizes))
-        reasons = [*([found] if found else []), *reasons]
+        clause = reason(context.device, OpCall(dtype or HALVES[0], sizes))
+        reasons = [*([clause] if clause else []), *reasons]
         return Unfit(tuple(reasons)) if reasons else Requires()
 
     return check

@@ -102,11 +102,11 @@ class FlashInferAttention:
         """Plan the wrapper of a kind of layer for this step."""
         rows, decode = metadata.step.rows or 0, max(metadata.step.query_lens) == 1
         key = (rows, decode, kind)
-        found = self._wrappers.get(key)
-        if found is None:
+        entry = self._wrappers.get(key)
+        if entry is None:
             wrapper = self._decode_wrapper(metadata.step, kind) if decode else self._prefill_wrapper()
-            found = self._wrappers[key] = _Wrapper(wrapper, self._accelerator.module.Event())
-        found.planned.synchronize()
+            entry = self._wrappers[key] = _Wrapper(wrapper, self._accelerator.module.Event())
+        entry.planned.synchronize()
         pages = self._pages(metadata, kind.window)
         arrays = [self._pinned(pages.indptr), pages.indices, self._pinned(pages.last)]
         options = {
@@ -119,13 +119,13 @@ class FlashInferAttention:
         }
         sizes = (kind.heads, self._kv_heads, self._head_dim, self._page_size)
         if decode:
-            found.wrapper.plan(*arrays, *sizes, **options)
+            entry.wrapper.plan(*arrays, *sizes, **options)
         else:
             starts = np.cumsum([0, *metadata.step.query_lens])
-            found.wrapper.plan(self._pinned(starts), *arrays, *sizes, causal=True, **options)
-        found.planned.record()
-        metadata.wrappers[kind] = found
-        return found
+            entry.wrapper.plan(self._pinned(starts), *arrays, *sizes, causal=True, **options)
+        entry.planned.record()
+        metadata.wrappers[kind] = entry
+        return entry
 
     def _pages(self, metadata: _Metadata, window: int | None) -> PageIndices:
         if window not in metadata.pages:
@@ -169,6 +169,6 @@ class FlashInferAttention:
         keys, values = self._keys[layer.index], self._values[layer.index]
         self._write_kv(k, v, keys, values, metadata.step.slots)
         kind = _Kind(layer.heads, layer.scale, layer.window, layer.soft_cap, q.dtype)
-        found = metadata.wrappers.get(kind) or self._schedule(metadata, kind)
-        out: Tensor = found.wrapper.run(q.contiguous(), (keys, values))
+        planned = metadata.wrappers.get(kind) or self._schedule(metadata, kind)
+        out: Tensor = planned.wrapper.run(q.contiguous(), (keys, values))
         return out

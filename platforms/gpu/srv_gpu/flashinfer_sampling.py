@@ -28,11 +28,11 @@ class FlashInferSampling:
         logits = batch.logits / torch.where(batch.temperature > 0, batch.temperature, 1.0)[:, None]
         probs = torch.softmax(logits, dim=-1)
         if batch.any_top_k:
-            kept = self._sampling.top_k_renorm_probs(probs, batch.top_k)
-            probs = torch.where((batch.top_k < probs.shape[1])[:, None], kept, probs)
+            renormed = self._sampling.top_k_renorm_probs(probs, batch.top_k)
+            probs = torch.where((batch.top_k < probs.shape[1])[:, None], renormed, probs)
         if batch.any_top_p:
-            kept = self._sampling.top_p_renorm_probs(probs, batch.top_p)
-            probs = torch.where((batch.top_p < 1)[:, None], kept, probs)
+            renormed = self._sampling.top_p_renorm_probs(probs, batch.top_p)
+            probs = torch.where((batch.top_p < 1)[:, None], renormed, probs)
         if batch.any_min_p:
             probs = probs * (probs >= batch.min_p[:, None] * probs.amax(dim=-1, keepdim=True))
         return torch.where(batch.temperature > 0, draw(probs, batch.uniform), greedy)

@@ -61,9 +61,9 @@ def fewest_materialised(dims: LatentDims) -> int | None:
     What a query's absorption costs, as much as the keys and values of one key do, is left out: with it, rows with
     nothing in the cache would take fewer products for any number of queries, but hardly so for few.
     """
-    own = dims.key_dim + dims.value_dim
-    saved = 2 * dims.latent_dim - own
-    return -(-dims.latent_dim * own // saved) if saved > 0 else None
+    head_dims = dims.key_dim + dims.value_dim
+    saved = 2 * dims.latent_dim - head_dims
+    return -(-dims.latent_dim * head_dims // saved) if saved > 0 else None
 
 
 class PrefillPlanner:
@@ -85,11 +85,11 @@ class PrefillPlanner:
         slots: list[Tensor | None] = [None]
         if pieces:
             self._limit(segments[len(rows) :], step.lengths, rows[number], queries[number] + first)
-            found = self._slots(step.page_table, rows[number], first, keys)
-            slots += found.split_with_sizes([sum(piece.keys for piece in group) for group in groups])
+            slots_of_part = self._slots(step.page_table, rows[number], first, keys)
+            slots += slots_of_part.split_with_sizes([sum(piece.keys for piece in group) for group in groups])
         counts = [len(rows), *(len(group) for group in groups)]
         of_parts = np.split(np.concatenate((queries, queries[number])), np.cumsum(counts)[:-1])
-        tables = [_tiles(each, self._tile) for each in of_parts]
+        tables = [_tiles(of_part, self._tile) for of_part in of_parts]
         tiles = self._transfers.upload(np.concatenate(tables).astype(np.int32))
         per_part = zip(
             slots,
@@ -99,15 +99,15 @@ class PrefillPlanner:
         )
         others = len(rows) < len(step.query_lens)
         tokens = self._transfers.upload(tokens_of(step.query_lens, rows)) if others else None
-        return LongRows(tokens, tuple(Part(*each) for each in per_part))
+        return LongRows(tokens, tuple(Part(*part) for part in per_part))
 
     def _segments(self, queries: Ints, number: Ints, begin: Ints, keys: Ints) -> Tensor:
         """Those of the rows' own tokens, then those of the pieces."""
         starts = _starts(queries)
         ends = starts + queries
-        own = np.stack((starts, ends, starts, ends), 1)
+        own_segments = np.stack((starts, ends, starts, ends), 1)
         cached = np.stack((starts[number], ends[number], begin, begin + keys), 1)
-        return self._transfers.upload(np.concatenate((own, cached)).astype(np.int32))
+        return self._transfers.upload(np.concatenate((own_segments, cached)).astype(np.int32))
 
     def _limit(self, segments: Tensor, lengths: Tensor, rows: Ints, behind: Ints) -> None:
         """Take out keys that a row does not have: KV lengths on the host may be more than those on the device.

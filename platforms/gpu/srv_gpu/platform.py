@@ -56,9 +56,9 @@ class GpuPlatform:
             FLASHINFER_CUTLASS: FlashInferExperts(accelerator),
             AITER_MOE: AiterExperts(accelerator),
         }
-        targets = {(EXPERTS, name): each.experts for name, each in self._experts.items()}
-        named = {(spec.op, spec.name) for spec in specs}
-        self._ops = implementations(specs, context.device, {key: targets[key] for key in targets.keys() & named})
+        targets = {(EXPERTS, name): expert.experts for name, expert in self._experts.items()}
+        names = {(spec.op, spec.name) for spec in specs}
+        self._ops = implementations(specs, context.device, {key: targets[key] for key in targets.keys() & names})
         self._captures = GpuGraphs(accelerator)
         self._graphs = self._captures if has_graphs else None
         writer = choose_op(specs, context.device, WRITE_KV, OpCall("", {})).spec

@@ -38,5 +38,7 @@ def is_visible(index: int, uuid: str, variable: str, environ: Mapping[str, str] 
     text = environ.get(variable)
     if text is None:
         return True
-    selected = [each.strip() for each in text.split(",")]
-    return any(each == str(index) or (not each.isdecimal() and each and uuid.startswith(each)) for each in selected)
+    selected = [entry.strip() for entry in text.split(",")]
+    return any(
+        entry == str(index) or (not entry.isdecimal() and entry and uuid.startswith(entry)) for entry in selected
+    )

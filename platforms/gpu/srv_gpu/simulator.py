@@ -37,16 +37,16 @@ def simulated_variant(platform: str, environ: Mapping[str, str] = os.environ) ->
     name = environ.get(VARIABLE)
     if not name:
         return None
-    asked = f"{VARIABLE}={name} (set by the environment) asks for a simulated GPU"
-    known = [variant for variants in VARIANTS.values() for variant in variants]
-    if name not in known:
-        remedy = f"{_UNSET_REMEDY}, or set it to one of {', '.join(known)}"
-        raise PlatformUnavailable(platform, f"{asked}, but there is no such one", remedy, "unknown_simulated_device")
+    setting = f"{VARIABLE}={name} (set by the environment) asks for a simulated GPU"
+    variants = [variant for of_vendor in VARIANTS.values() for variant in of_vendor]
+    if name not in variants:
+        remedy = f"{_UNSET_REMEDY}, or set it to one of {', '.join(variants)}"
+        raise PlatformUnavailable(platform, f"{setting}, but there is no such one", remedy, "unknown_simulated_device")
     if name not in VARIANTS[platform]:
         return None
     if not is_installed(PACKAGE):
         remedy = f"{_UNSET_REMEDY}, or install it: pip install -e plugins/gpu_simulator in a checkout of srv"
-        reason = f"{asked}, but the distribution srv-gpu-simulator is not installed"
+        reason = f"{setting}, but the distribution srv-gpu-simulator is not installed"
         raise PlatformUnavailable(platform, reason, remedy, "simulator_missing")
     return name
 
@@ -65,9 +65,9 @@ def simulated_facts(
 ) -> DeviceFacts:
     """The facts of `count` devices. `stand_ins`: versions of the vendor's libraries that the simulator imitates."""
     profile = profiles[variant]
-    found = versions("torch", "srv-gpu-simulator") | triton_version() | dict(stand_ins)
+    tool_versions = versions("torch", "srv-gpu-simulator") | triton_version() | dict(stand_ins)
     name = f"{profile.name} (simulated)"
-    return DeviceFacts(variant, profile.memory_bytes, count, name, found, simulated=True)
+    return DeviceFacts(variant, profile.memory_bytes, count, name, tool_versions, simulated=True)
 
 
 def simulated_note(device: DeviceFacts) -> str:

@@ -40,8 +40,8 @@ def triton_version() -> dict[str, str]:
     """
     if not is_installed("triton"):
         return {}
-    found = versions(*_TRITON_DISTRIBUTIONS)
-    return {"triton": next((found[name] for name in _TRITON_DISTRIBUTIONS if name in found), "unknown")}
+    installed = versions(*_TRITON_DISTRIBUTIONS)
+    return {"triton": next((installed[name] for name in _TRITON_DISTRIBUTIONS if name in installed), "unknown")}
 
 
 def find_tool(name: str, homes: tuple[str, ...], default: Path, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -50,7 +50,7 @@ def find_tool(name: str, homes: tuple[str, ...], default: Path, environ: Mapping
     The first variable of `homes` that is set names the folder whose `bin` has it, as for the libraries that call it;
     without one, PATH is searched, and then `default`.
     """
-    home = next((environ[each] for each in homes if environ.get(each)), None)
+    home = next((environ[variable] for variable in homes if environ.get(variable)), None)
     if home is not None:
         return shutil.which(name, path=str(Path(home) / "bin"))
     return shutil.which(name, path=environ.get("PATH", os.defpath)) or shutil.which(name, path=str(default / "bin"))
@@ -66,12 +66,12 @@ def flashinfer_tools(
     environ: Mapping[str, str] = os.environ, default: Path = Path("/usr/local/cuda")
 ) -> dict[str, str]:
     """FlashInfer's packages by version, and the tools that it compiles with by path; what is missing is left out."""
-    found = versions(FLASHINFER, JIT_CACHE, CUBINS)
-    if FLASHINFER not in found or environ.get(_NO_COMPILER):
-        return found
+    installed = versions(FLASHINFER, JIT_CACHE, CUBINS)
+    if FLASHINFER not in installed or environ.get(_NO_COMPILER):
+        return installed
     nvcc = environ.get("FLASHINFER_NVCC") or find_tool("nvcc", _CUDA_HOMES, default, environ)
     tools = {"nvcc": nvcc, "ninja": find_ninja(environ)}
-    return found | {name: path for name, path in tools.items() if path is not None}
+    return installed | {name: path for name, path in tools.items() if path is not None}
 
 
 def aiter_tools(
@@ -81,50 +81,51 @@ def aiter_tools(
 
     package: the folder of the package aiter, for tests; default: the installed one.
     """
-    found = versions(AITER)
-    if AITER not in found and package is None:
-        return found
+    installed = versions(AITER)
+    if AITER not in installed and package is None:
+        return installed
     if package is None:
         spec = importlib.util.find_spec("aiter")
         package = None if spec is None or spec.origin is None else Path(spec.origin).parent
     built = 0 if package is None else sum(1 for _ in (package / "jit").glob("module_*.so"))
     if built:
-        found[AITER_MODULES] = str(built)
+        installed[AITER_MODULES] = str(built)
     tools = {"hipcc": find_tool("hipcc", _ROCM_HOMES, default, environ), "ninja": find_ninja(environ)}
-    return found | {name: path for name, path in tools.items() if path is not None}
+    return installed | {name: path for name, path in tools.items() if path is not None}
 
 
 def missing_flashinfer(device: DeviceFacts) -> list[str]:
     """Why FlashInfer cannot run: it is not installed, or has neither prebuilt kernels nor a compiler."""
-    found = device.versions
-    if not found:
+    installed = device.versions
+    if not installed:
         return []
-    if FLASHINFER not in found:
+    if FLASHINFER not in installed:
         return [f"the package {FLASHINFER} is not installed"]
-    if _same_release(found[FLASHINFER], found.get(JIT_CACHE)):
+    if _same_release(installed[FLASHINFER], installed.get(JIT_CACHE)):
         return []
-    missing = [tool for tool in ("nvcc", "ninja") if tool not in found]
+    missing = [tool for tool in ("nvcc", "ninja") if tool not in installed]
     if not missing:
         return []
-    cache = f"{JIT_CACHE} is {found[JIT_CACHE]}" if JIT_CACHE in found else f"{JIT_CACHE} is not installed"
+    cache = f"{JIT_CACHE} is {installed[JIT_CACHE]}" if JIT_CACHE in installed else f"{JIT_CACHE} is not installed"
     return [
-        f"{FLASHINFER} {found[FLASHINFER]} cannot compile its kernels without {' and '.join(missing)}, and has no"
+        f"{FLASHINFER} {installed[FLASHINFER]} cannot compile its kernels without {' and '.join(missing)}, and has no"
         f" prebuilt ones of its version ({cache})"
     ]
 
 
 def missing_aiter(device: DeviceFacts) -> list[str]:
     """Why aiter cannot run: it is not installed, or has neither prebuilt modules nor a compiler."""
-    found = device.versions
-    if not found:
+    installed = device.versions
+    if not installed:
         return []
-    if AITER not in found:
+    if AITER not in installed:
         return [f"the package {AITER} is not installed"]
-    missing = [tool for tool in ("hipcc", "ninja") if tool not in found]
-    if AITER_MODULES in found or not missing:
+    missing = [tool for tool in ("hipcc", "ninja") if tool not in installed]
+    if AITER_MODULES in installed or not missing:
         return []
     return [
-        f"{AITER} {found[AITER]} cannot compile its modules without {' and '.join(missing)}, and has no prebuilt ones"
+        f"{AITER} {installed[AITER]} cannot compile its modules without {' and '.join(missing)}, and has no"
+        " prebuilt ones"
     ]
 
 

@@ -160,11 +160,11 @@ class TritonLatentAttention:
         if long is None:
             assert short is not None
             return self._absorbed(layer, q, short)
-        found = self._materialised(layer, q, k[:, 0], v[:, 0], long)
+        attended = self._materialised(layer, q, k[:, 0], v[:, 0], long)
         if short is None or short.tokens is None or long.tokens is None:
-            return found
+            return attended
         out = q.new_empty(q.shape[0], layer.heads, _dims(layer).value_dim)
-        out.index_copy_(0, long.tokens, found)
+        out.index_copy_(0, long.tokens, attended)
         return out.index_copy_(0, short.tokens, self._absorbed(layer, q.index_select(0, short.tokens), short))
 
     def _absorbed(self, layer: AttentionLayer, q: Tensor, rows: _ShortRows) -> Tensor:
@@ -174,7 +174,7 @@ class TritonLatentAttention:
         absorbed = torch.bmm(plain.transpose(0, 1), up.key).transpose(0, 1)  # [tokens, heads, latent_dim]
         partial = q.new_empty((*rows.workspace, dims.latent_dim), dtype=torch.float32)
         logs = q.new_empty(rows.workspace, dtype=torch.float32)
-        found = q.new_empty(q.shape[0], layer.heads, dims.latent_dim)
+        attended = q.new_empty(q.shape[0], layer.heads, dims.latent_dim)
         triton_ops.paged_latent(
             absorbed,
             rotated,
@@ -183,7 +183,7 @@ class TritonLatentAttention:
             rows.page_table,
             rows.starts,
             rows.lengths,
-            found,
+            attended,
             layer.scale,
             rows.queries,
             rows.splits,
@@ -191,12 +191,12 @@ class TritonLatentAttention:
             partial,
             logs,
         )
-        return torch.bmm(found.transpose(0, 1), up.value).transpose(0, 1)
+        return torch.bmm(attended.transpose(0, 1), up.value).transpose(0, 1)
 
     def _materialised(self, layer: AttentionLayer, q: Tensor, latent: Tensor, rope: Tensor, rows: LongRows) -> Tensor:
         """[tokens, heads, value_dim]; latent [tokens, latent_dim] and rope [tokens, rope_dim] are of the whole step."""
         if rows.tokens is not None:
-            q, latent, rope = (each.index_select(0, rows.tokens) for each in (q, latent, rope))
+            q, latent, rope = (tensor.index_select(0, rows.tokens) for tensor in (q, latent, rope))
         several = len(rows.parts) > 1
         dtype = torch.float32 if several else q.dtype
         out = q.new_empty(q.shape[0], layer.heads, _dims(layer).value_dim, dtype=dtype)
@@ -206,8 +206,8 @@ class TritonLatentAttention:
             if part.slots is not None:
                 latent, rope = (gather(pool, part.slots).to(q.dtype) for pool in pools)
             heads = F.linear(latent, self._up[layer.index].both).view(len(latent), layer.heads, -1)
-            own, sizes = part.slots is None, list(self._prefill_sizes)
-            triton_ops.latent_prefill(q, heads, rope, part.segments, part.tiles, out, logs, layer.scale, own, sizes)
+            is_own, sizes = part.slots is None, list(self._prefill_sizes)
+            triton_ops.latent_prefill(q, heads, rope, part.segments, part.tiles, out, logs, layer.scale, is_own, sizes)
         return out.to(q.dtype)
 
 

@@ -35,8 +35,8 @@ def load(accelerator: Accelerator) -> None:
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(torch.ops.srv_triton, name).default
-    return found
+    operator: Callable[..., Any] = getattr(torch.ops.srv_triton, name).default
+    return operator
 
 
 rms_norm = _operator("rms_norm")

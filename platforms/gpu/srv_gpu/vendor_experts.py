@@ -167,14 +167,14 @@ def _up_first(gate_up: Tensor) -> Tensor:
 def _swiglu(gate_up: Tensor, activation: str) -> dict[str, Tensor]:
     """The library's arguments for an activation: numbers for each expert."""
     numbers = {"swiglu_alpha": _ALPHA, "swiglu_beta": _BETA, "swiglu_limit": _LIMIT}
-    given = numbers.items() if activation == "swiglu_clamped" else ()
-    return {name: torch.full((gate_up.shape[0],), value, device=gate_up.device) for name, value in given}
+    factors = numbers.items() if activation == "swiglu_clamped" else ()
+    return {name: torch.full((gate_up.shape[0],), value, device=gate_up.device) for name, value in factors}
 
 
 def _known(ids: Tensor, weights: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     """(ids int32, weights), with unknown ids as expert 0 of weight 0."""
-    known = (ids >= 0) & (ids < experts)
-    return torch.where(known, ids, 0).int(), torch.where(known, weights, 0.0)
+    is_local = (ids >= 0) & (ids < experts)
+    return torch.where(is_local, ids, 0).int(), torch.where(is_local, weights, 0.0)
 
 
 def _by_triton(*arguments: Any) -> Tensor:

@@ -24,9 +24,9 @@ from srv_gpu.simulator import VARIABLE, VARIANTS
 
 @pytest.fixture(scope="session")
 def variant() -> str:
-    named = os.environ.get(VARIABLE)
-    assert named, f"set {VARIABLE} to the GPU to simulate, and let srv_gpu_simulator be importable"
-    return named
+    name = os.environ.get(VARIABLE)
+    assert name, f"set {VARIABLE} to the GPU to simulate, and let srv_gpu_simulator be importable"
+    return name
 
 
 @pytest.fixture(scope="session")
@@ -43,10 +43,10 @@ def platform(manifest: Manifest) -> GpuPlatform:
     result = manifest.probe(ProbeContext(60))
     assert result.available, result.reason
     assert result.device is not None
-    made = manifest.create(EngineContext(device=result.device, local_rank=0))
-    made.init_worker(0)
-    assert isinstance(made, GpuPlatform)
-    return made
+    started = manifest.create(EngineContext(device=result.device, local_rank=0))
+    started.init_worker(0)
+    assert isinstance(started, GpuPlatform)
+    return started
 
 
 @pytest.fixture(autouse=True)

@@ -53,11 +53,11 @@ class World:
         self, platform: GpuPlatform, spec: BackendSpec, rows: int, pool: str | None = None, **arguments: Any
     ) -> None:
         self.dtype, self.dim = FIXED.get(spec.name, ("float32", 64))
-        made = context(platform, dim=self.dim, dtype=pool or self.dtype, **arguments)
-        assert made.kv is not None
-        self.transfers, self.device = made.transfers, made.device
-        self.backend = pkgutil.resolve_name(spec.target)(made)
-        plain = replace(made.kv.layout, dtype=self.dtype, scales=())
+        build = context(platform, dim=self.dim, dtype=pool or self.dtype, **arguments)
+        assert build.kv is not None
+        self.transfers, self.device = build.transfers, build.device
+        self.backend = pkgutil.resolve_name(spec.target)(build)
+        plain = replace(build.kv.layout, dtype=self.dtype, scales=())
         host: Any = SimpleNamespace(kv=plain_pool(plain, 40, torch.device("cpu")))
         self.reference = NaiveAttention(host)
         self.table = (torch.randperm(40)[: rows * COLUMNS] + 1).view(rows, COLUMNS).to(torch.int32)
@@ -78,7 +78,7 @@ class World:
         used, new = layer or self.layer, self.rows(sum(queries))
         self.transfers.begin()
         metadata = self.backend.plan(AttentionBatch(queries, lengths, self.device_table[: len(queries)]))
-        got = self.backend.forward(used, *(each.to(self.device) for each in new), metadata)
+        got = self.backend.forward(used, *(tensor.to(self.device) for tensor in new), metadata)
         self.compare(got, self.expected(queries, lengths, new, used))
         copies = self.transfers.end()
         copies.wait()
@@ -172,7 +172,7 @@ def test_lengths_that_exist_only_on_the_device(every_backend: Worlds) -> None:
         new = world.rows(2)
         lengths = torch.tensor([11, 34], dtype=torch.int32, device=world.device)
         metadata = world.backend.plan(AttentionBatch([1, 1], [14, 37], world.device_table, lengths=lengths))
-        got = world.backend.forward(world.layer, *(each.to(world.device) for each in new), metadata)
+        got = world.backend.forward(world.layer, *(tensor.to(world.device) for tensor in new), metadata)
         world.compare(got, world.expected([1, 1], [11, 34], new))
 
 
@@ -187,7 +187,7 @@ def test_replays_read_lengths_and_pages_of_their_step(platform: GpuPlatform, eve
         if "sinks" in spec.traits:
             world.layer = replace(world.layer, sinks=True, sink_scores=SINKS)
         table = torch.zeros(3, COLUMNS, dtype=torch.int32, device=world.device)
-        q, k, v = (torch.zeros_like(each, device=world.device) for each in world.rows(3))
+        q, k, v = (torch.zeros_like(tensor, device=world.device) for tensor in world.rows(3))
         metadata = world.backend.plan(AttentionBatch([1] * 3, [1] * 3, table, graph=3))
         graphs = GpuGraphs(platform._accelerator)
         out = graphs.capture(GraphKey("decode", 3), partial(world.backend.forward, world.layer, q, k, v, metadata))
@@ -199,7 +199,7 @@ def test_replays_read_lengths_and_pages_of_their_step(platform: GpuPlatform, eve
             table[:pages].copy_(world.device_table[:pages])
             graphs.replay(GraphKey("decode", 3), [world.backend.plan(AttentionBatch([1] * 3, lengths, table, graph=3))])
             got.append(out[:pages].clone())
-            want.append(world.expected([1] * pages, lengths[:pages], tuple(each[:pages] for each in new)))
+            want.append(world.expected([1] * pages, lengths[:pages], tuple(tensor[:pages] for tensor in new)))
         for one, other in zip(got, want, strict=True):
             world.compare(one, other)
 
@@ -236,11 +236,13 @@ def test_with_splits_of_one_size_a_row_does_not_depend_on_the_others(triton: Cal
         prompt, new = world.rows(70), world.rows(1)
         lengths = [71, 94, 20][:rows]
         others = [world.rows(sum(lengths[1:]) - rows + 1), world.rows(rows - 1)] if rows > 1 else None
-        for step, (own, queries) in enumerate(((prompt, [each - 1 for each in lengths]), (new, [1] * rows))):
-            parts = own if others is None else tuple(torch.cat(pair) for pair in zip(own, others[step], strict=True))
-            kv_lens = [each - 1 + step for each in lengths]
+        for step, (inputs, queries) in enumerate(((prompt, [length - 1 for length in lengths]), (new, [1] * rows))):
+            parts = (
+                inputs if others is None else tuple(torch.cat(pair) for pair in zip(inputs, others[step], strict=True))
+            )
+            kv_lens = [length - 1 + step for length in lengths]
             metadata = world.backend.plan(AttentionBatch(queries, kv_lens, world.device_table[:rows]))
-            got = world.backend.forward(world.layer, *(each.to(world.device) for each in parts), metadata)
+            got = world.backend.forward(world.layer, *(tensor.to(world.device) for tensor in parts), metadata)
         results.append(got[0].cpu())
     assert torch.equal(*results)
 
@@ -252,7 +254,7 @@ def test_a_pool_of_int8_has_a_scale_per_vector(triton: Callable[..., World]) -> 
         q, k, v = world.rows(sum(queries))
         v = v * torch.logspace(-3, 1, len(v))[:, None, None]
         metadata = world.backend.plan(AttentionBatch(queries, lengths, world.device_table[:3]))
-        got = world.backend.forward(world.layer, *(each.to(world.device) for each in (q, k, v)), metadata)
+        got = world.backend.forward(world.layer, *(tensor.to(world.device) for tensor in (q, k, v)), metadata)
         want = world.expected(queries, lengths, (q, k, v))
         scale = want.abs().amax(-1, keepdim=True)
         torch.testing.assert_close(got.cpu() / scale, want / scale, rtol=0, atol=0.04)
@@ -274,7 +276,7 @@ def test_a_pool_of_8_bit_floats_has_scales_per_layer(
         ):
             q, k, v = world.rows(sum(queries))
             metadata = world.backend.plan(AttentionBatch(queries, lengths, world.device_table[:3]))
-            got = world.backend.forward(used, *(each.to(world.device) for each in (q, k, v)), metadata)
+            got = world.backend.forward(used, *(tensor.to(world.device) for tensor in (q, k, v)), metadata)
             dtype = getattr(torch, pool)
             rounded = (
                 round_trip_float8(x.double(), dtype, scale).float() for x, scale in zip((k, v), scales, strict=True)
@@ -311,6 +313,6 @@ def test_sinks_over_pools_of_8_bits(platform: GpuPlatform, manifest: Manifest, v
         layer = replace(world.layer, sinks=True, sink_scores=(80.0,) * HEADS)
         for queries, length in ((20, 20), (1, 21)):
             metadata = world.backend.plan(AttentionBatch([queries], [length], world.device_table[:1]))
-            new = (each.to(world.device) for each in world.rows(queries))
+            new = (tensor.to(world.device) for tensor in world.rows(queries))
             got = world.backend.forward(layer, *new, metadata)
             assert float(got.abs().max()) < 1e-20

@@ -66,7 +66,7 @@ ENGINE = {
 }
 ENGINE_OF_CUDA_AND_ROCM = {"engine.graphs": ("disable_graphs=false",)}
 CELLS = [(op, dtype) for op in CONTRACTS if f"op:{op}" in KERNELS for dtype in DTYPES]
-COMPILED_CELLS = [each for each in CELLS if each != ("experts_gguf", "float16")]  # that the table has no variant of
+COMPILED_CELLS = [cell for cell in CELLS if cell != ("experts_gguf", "float16")]  # that the table has no variant of
 IN_FLOAT32 = "route_experts"  # its kernel reads and writes no other floats, whatever the model's dtype is
 # The libraries of experts, which are stand-ins on a simulated GPU.
 EXPERT_LIBRARIES = {"cuda": "flashinfer_cutlass", "rocm": "aiter"}
@@ -75,16 +75,16 @@ EXPERT_LIBRARIES = {"cuda": "flashinfer_cutlass", "rocm": "aiter"}
 @pytest.fixture(scope="module")
 def kit(srv_device: str, tmp_path_factory: pytest.TempPathFactory) -> Kit:
     """The platform on the device under test, initialized in this process."""
-    made = Kit(srv_device, tmp_path_factory.mktemp("kit"))
-    assert made.platform.name == srv_device
-    return made
+    test_kit = Kit(srv_device, tmp_path_factory.mktemp("kit"))
+    assert test_kit.platform.name == srv_device
+    return test_kit
 
 
 @pytest.mark.parametrize(
     ("op", "dtype"), [pytest.param(op, dtype, marks=covers(f"op:{op}/{dtype}")) for op, dtype in CELLS]
 )
 def test_the_kernels_of_an_op_satisfy_its_contract(kit: Kit, op: str, dtype: str) -> None:
-    (impl,) = [each for each in kit.platform.ops if each.op == op and each.name == "triton"]
+    (impl,) = [candidate for candidate in kit.platform.ops if candidate.op == op and candidate.name == "triton"]
     function = pkgutil.resolve_name(impl.target) if isinstance(impl.target, str) else impl.target
     assert violations(CONTRACTS[op], function, getattr(torch, dtype), kit.device) == []
 

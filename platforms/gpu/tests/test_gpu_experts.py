@@ -50,7 +50,7 @@ def vendor(platform: GpuPlatform, dtype: torch.dtype = torch.bfloat16) -> str:
 
 
 def op_of(platform: GpuPlatform, op: str, name: str) -> Callable[..., Any]:
-    (impl,) = [each for each in platform.ops if (each.op, each.name) == (op, name)]
+    (impl,) = [candidate for candidate in platform.ops if (candidate.op, candidate.name) == (op, name)]
     return pkgutil.resolve_name(impl.target) if isinstance(impl.target, str) else impl.target
 
 
@@ -84,8 +84,8 @@ def test_the_library_keeps_the_contract(platform: GpuPlatform) -> None:
     """With SiLU and without biases, which each library computes; of no token, none is launched."""
     name, launches = vendor(platform), platform._accelerator.module.launches
     before = launches[LAUNCHED[name]]
-    found = broken("experts", op_of(platform, "experts", name), torch.bfloat16, platform.device(0), plain_silu)
-    assert found == []
+    problems = broken("experts", op_of(platform, "experts", name), torch.bfloat16, platform.device(0), plain_silu)
+    assert problems == []
     assert launches[LAUNCHED[name]] >= before + len(FEW) - 1
 
 
@@ -185,9 +185,9 @@ def test_a_small_mixture_is_served_as_transformers_computes_it(platform: GpuPlat
         small = make_small("qwen3_moe", tmp_path, num_hidden_layers=1)
         flags: dict[str, object] = {"graph_batch_sizes": "3"} if captured else {"disable_graphs": True}
         with engine(small, device=platform.name, **flags) as served:
-            found = served.generate(messages(small.prompts[1:4], 4))
+            results = served.generate(messages(small.prompts[1:4], 4))
             running = {name for key, name in served.ready.kernels.items() if key.startswith(("experts ", "route_"))}
-    assert [result.tokens for result in found] == [tokens[:4] for tokens in small.tokens[1:4]]
+    assert [result.tokens for result in results] == [tokens[:4] for tokens in small.tokens[1:4]]
     assert running == {"triton"}
 
 
@@ -200,9 +200,9 @@ def test_a_checkpoint_in_fp8_is_served_by_triton(platform: GpuPlatform, tmp_path
         small = Small(tmp_path, model, prompts, [greedy(model, prompt, 3) for prompt in prompts])
         for more in ({}, {"moe_runner_backend": "triton"}):
             with engine(small, device=platform.name, disable_graphs=True, **more) as served:
-                found = served.generate(messages(small.prompts, 3))
+                results = served.generate(messages(small.prompts, 3))
                 running = {name for key, name in served.ready.kernels.items() if key.startswith("experts_fp8 ")}
-            assert [result.tokens for result in found] == small.tokens
+            assert [result.tokens for result in results] == small.tokens
             assert running == {"triton"}
 
 

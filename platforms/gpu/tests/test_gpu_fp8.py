@@ -39,8 +39,8 @@ def logprobs(model: Any, prompt: list[int]) -> Tensor:
     return logits.log_softmax(-1).gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().mean())
+def distance(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).abs().mean())
 
 
 def test_prompts_have_activations_in_fp8(

@@ -31,7 +31,7 @@ def _weights(engine: CheckedEngine) -> tuple[int, set[str]]:
     """Bytes of weights on the device, which were predicted, and the ops of layers in host memory."""
     assert isinstance(engine.executor, InProcessExecutor)
     worker = engine.executor.worker
-    (line,) = (each for each in worker.start.ledger.lines if each.name == WEIGHTS)
+    (line,) = (entry for entry in worker.start.ledger.lines if entry.name == WEIGHTS)
     assert line.measured == line.predicted
     assert line.measured is not None
     moved = [layer for layer in op_layers(worker.loaded.model, offloaded=True) if layer.offloaded]
@@ -46,13 +46,13 @@ def test_tokens_are_those_of_weights_on_the_device(name: str, manifest: Manifest
         path = case.write(tmp_path)
     flags = ["--max-total-tokens=512", "--max-running-requests=2", "--disable-graphs", "--page-size=16"]
     flags += [f"--{name.replace('_', '-')}={value}" for name, value in case.arguments.items() if value]
-    found: list[Any] = []
+    runs: list[Any] = []
     for more in ([], ["--offload-group-size=1"]):
         with served(path, *flags, *more, device=manifest.name) as engine:
             assert {kernel.key: kernel.name for kernel in engine.context.kernels.kernels} == engine.ready.kernels
             tokens = [result.tokens for result in engine.generate(messages(prompts(LENGTHS), OUTPUT))]
-            found.append((tokens, engine.ready.kernels, *_weights(engine)))
-    (resident, kernels, all_bytes, none), (moved, same, fewer, ops) = found
+            runs.append((tokens, engine.ready.kernels, *_weights(engine)))
+    (resident, kernels, all_bytes, none), (moved, same, fewer, ops) = runs
     assert moved == resident
     assert same == kernels
     assert fewer < all_bytes

@@ -32,9 +32,9 @@ def test_the_device_is_simulated_and_its_facts_say_so(manifest: Manifest, varian
 
 
 def test_every_finding_is_good(platform: GpuPlatform) -> None:
-    found = platform.diagnose()
-    assert {"device", "memory", "compute", "triton"} <= {check.name for check in found}
-    assert [check for check in found if not check.ok] == []
+    checks = platform.diagnose()
+    assert {"device", "memory", "compute", "triton"} <= {check.name for check in checks}
+    assert [check for check in checks if not check.ok] == []
 
 
 def test_a_second_rank_has_no_device(platform: GpuPlatform) -> None:
@@ -69,7 +69,7 @@ def test_pages_are_copied_by_the_kernel_as_by_copies_of_runs(platform: GpuPlatfo
 
 
 def test_keys_are_written_alike_with_and_without_triton(platform: GpuPlatform, manifest: Manifest) -> None:
-    made = context(platform)
+    build = context(platform)
     facts = replace(platform._context.device, versions={"torch": "2"})
     bare = type(platform)(
         EngineContext(facts, 0),
@@ -78,12 +78,12 @@ def test_keys_are_written_alike_with_and_without_triton(platform: GpuPlatform, m
         visible_devices="",
         collectives="nccl",
     )
-    slots = torch.tensor([5, 40, 17], device=made.device)
-    rows = torch.randn(3, 2, 64, device=made.device)
+    slots = torch.tensor([5, 40, 17], device=build.device)
+    rows = torch.randn(3, 2, 64, device=build.device)
     pools = []
     for one in (platform, bare):
         kv = one.kv_buffers(KVLayout(FullAttention((0,), 2, 64, 64), 16, "bfloat16"), 4)
-        hardware_of(replace(made, platform=one)).write_kv(rows, -rows, kv.keys[0], kv.values[0], slots)
+        hardware_of(replace(build, platform=one)).write_kv(rows, -rows, kv.keys[0], kv.values[0], slots)
         pools.append(kv)
     for one, other in zip(pools[0].all(), pools[1].all(), strict=True):
         assert one.any()
@@ -92,13 +92,13 @@ def test_keys_are_written_alike_with_and_without_triton(platform: GpuPlatform, m
 
 def test_the_ops_are_those_of_the_facts(platform: GpuPlatform, manifest: Manifest) -> None:
     """Those with a target, and the libraries' experts, which the platform gives their callables."""
-    listed = [(spec.op, spec.name) for spec in manifest.facts.ops if spec.target or spec.op == "experts"]
-    assert [(impl.op, impl.name) for impl in platform.ops] == listed
+    names = [(spec.op, spec.name) for spec in manifest.facts.ops if spec.target or spec.op == "experts"]
+    assert [(impl.op, impl.name) for impl in platform.ops] == names
 
 
 def test_ops_without_triton_are_torch_s_and_say_why() -> None:
     args = OpArgs(torch.bfloat16, {"dim": 64})
-    without, complete = (DeviceFacts("any", 1, 1, versions=each) for each in ({"torch": "2"}, {"triton": "3"}))
+    without, complete = (DeviceFacts("any", 1, 1, versions=versions) for versions in ({"torch": "2"}, {"triton": "3"}))
     norms = [impl for impl in implementations(OPS, without) if impl.op == "rms_norm"]
     assert [impl.supports_args(args) for impl in norms] == ["the package triton is not installed", None]
     ops = Ops("imagined", implementations(OPS, without))
@@ -114,8 +114,13 @@ def test_what_computes_logits(has_triton: bool, products: bool, first: str | Non
     args = OpArgs(torch.bfloat16, {"inputs": 64, "outputs": 64})
     device = DeviceFacts("any", 1 << 30, 1, versions={"torch": "2.13", **({"triton": "3.7"} if has_triton else {})})
     specs = (FLOAT32_PRODUCTS, *OPS) if products else OPS
-    found = [each for each in implementations(specs, device) if each.op == "linear_float32"]
-    assert next((each.name for each in found if each.supports_args(args) is None), None) == first
+    matches = [
+        implementation for implementation in implementations(specs, device) if implementation.op == "linear_float32"
+    ]
+    assert (
+        next((implementation.name for implementation in matches if implementation.supports_args(args) is None), None)
+        == first
+    )
 
 
 def test_logits_keep_their_float32_sums_on_every_gpu(platform: GpuPlatform) -> None:

@@ -41,8 +41,8 @@ def batch(device: torch.device, rows: int) -> SamplingBatch:
 
 @pytest.fixture
 def backends(platform: GpuPlatform, manifest: Manifest) -> dict[str, Any]:
-    made = context(platform)
-    return {spec.name: pkgutil.resolve_name(spec.target)(made) for spec in manifest.facts.backends["sampling"]}
+    build = context(platform)
+    return {spec.name: pkgutil.resolve_name(spec.target)(build) for spec in manifest.facts.backends["sampling"]}
 
 
 def only(whole: SamplingBatch, row: int) -> SamplingBatch:

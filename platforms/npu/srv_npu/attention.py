@@ -123,13 +123,13 @@ class AscendAttention:
             self._planner.rows(step, self._window)
             self._captured[rows] = AttentionMetadata(slots, step)
             return self._captured[rows]
-        found = self._captured[rows]
-        assert found.slots is not None
-        assert found.step is not None
-        found.slots.copy_(slots)
-        found.step.kv_lens.values = kv_lens
-        self._planner.refresh(found.step)
-        return found
+        captured = self._captured[rows]
+        assert captured.slots is not None
+        assert captured.step is not None
+        captured.slots.copy_(slots)
+        captured.step.kv_lens.values = kv_lens
+        self._planner.refresh(captured.step)
+        return captured
 
     # Attention, once per layer
 
@@ -154,8 +154,8 @@ class AscendAttention:
             decoded = self._attend_decode(layer, query.index_select(0, decode.tokens), keys, values, decode)
             out.index_copy_(0, decode.tokens, decoded)
         for row in rows.single_rows:
-            own = query[row.begin : row.end]
-            out[row.begin : row.end] = self._attend_single(layer, own, keys, values, row, rows.window)
+            query_row = query[row.begin : row.end]
+            out[row.begin : row.end] = self._attend_single(layer, query_row, keys, values, row, rows.window)
         return out
 
     def _attend_decode(self, layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor, rows: Decode) -> Tensor:

@@ -48,9 +48,9 @@ class BothWays:
             return packed
         out = torch.empty_like(q)
         for begin, end in pairwise([0, *ends]):
-            own = (each[begin:end].unsqueeze(0) for each in (q, k, v))
+            operands = (operand[begin:end].unsqueeze(0) for operand in (q, k, v))
             band = {} if layer.window is None or layer.window >= end - begin else self._band(layer.window - 1)
-            out[begin:end] = self._call(layer, *own, input_layout="BSND", **band)[0]
+            out[begin:end] = self._call(layer, *operands, input_layout="BSND", **band)[0]
         return out
 
     def _band(self, reach: int) -> dict[str, Any]:

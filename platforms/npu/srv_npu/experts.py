@@ -155,9 +155,9 @@ class ExpertOperators:
         """The weighted sums of `compute(rows by expert, rows per expert)`, with the bias of each expert."""
         if ids.numel() == 0:
             return torch.zeros_like(x)
-        known = (ids >= 0) & (ids < count)
-        chosen = torch.where(known, ids, 0).int()
-        factors = torch.where(known, weights, 0.0).to(x.dtype)
+        is_local = (ids >= 0) & (ids < count)
+        chosen = torch.where(is_local, ids, 0).int()
+        factors = torch.where(is_local, weights, 0.0).to(x.dtype)
         rows, places, counts, _ = self._sdk().npu_moe_init_routing_v2(
             x.contiguous(),
             chosen,
@@ -170,9 +170,9 @@ class ExpertOperators:
             row_idx_type=0,
         )
         results = compute(rows, counts)
-        given = None if down_bias is None else chosen
+        bias_experts = None if down_bias is None else chosen
         out: Tensor = self._sdk().npu_moe_finalize_routing(
-            results, None, None, down_bias, factors, places, given, _TOKEN_ROWS_TOGETHER
+            results, None, None, down_bias, factors, places, bias_experts, _TOKEN_ROWS_TOGETHER
         )
         return out
 
@@ -208,18 +208,18 @@ def prepare_experts(operators: ExpertOperators, model: nn.Module) -> None:
     for layer in op_layers(model):
         if layer.op not in (EXPERTS, INT8) or layer.implementation != ASCEND:
             continue
-        (given,) = layer.operands()
+        (operands,) = layer.operands()
         if layer.op == EXPERTS:
-            first, second = _plain(given["gate_up"], given["gate_up_bias"]), _plain(given["down"], None)
+            first, second = _plain(operands["gate_up"], operands["gate_up_bias"]), _plain(operands["down"], None)
         else:
-            first = _int8(given["gate_up"], given["gate_up_scale"], layer.dtype)
-            second = _int8(given["down"], given["down_scale"], layer.dtype)
+            first = _int8(operands["gate_up"], operands["gate_up_scale"], layer.dtype)
+            second = _int8(operands["down"], operands["down_scale"], layer.dtype)
         layer.kernel = partial(
             operators.grouped_experts,
             first=first,
             second=second,
-            down_bias=given.get("down_bias"),
-            activation=given["activation"],
+            down_bias=operands.get("down_bias"),
+            activation=operands["activation"],
         )
 
 

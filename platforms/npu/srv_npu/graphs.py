@@ -44,8 +44,8 @@ class _Captured:
 
     def updates(self) -> list[dict[str, list[int]]]:
         """One mapping per call, or one for all if they share their lengths."""
-        alike = all(each is self.lengths[0] for each in self.lengths)
-        return [{"actual_seq_lengths_kv": each.values} for each in (self.lengths[:1] if alike else self.lengths)]
+        alike = all(length is self.lengths[0] for length in self.lengths)
+        return [{"actual_seq_lengths_kv": length.values} for length in (self.lengths[:1] if alike else self.lengths)]
 
 
 class NpuGraphs:

@@ -115,8 +115,8 @@ class _Found:
 
     def merge(self, begin: int, end: int, out: Tensor, log: Tensor) -> None:
         """Add the result of further keys to the tokens [begin, end)."""
-        own, old = self.out[begin:end], self.log[begin:end]
-        own.lerp_(out.float(), torch.sigmoid(log - old))
+        merged, old = self.out[begin:end], self.log[begin:end]
+        merged.lerp_(out.float(), torch.sigmoid(log - old))
         old.copy_(torch.logaddexp(old, log))
 
 
@@ -169,10 +169,10 @@ class AscendLatentAttention:
         if rows not in self._captured:
             absorbed = Absorbed(None, list(range(1, rows + 1)), HostLengths([]), table, False, {})
             self._captured[rows] = LatentMetadata(slots, absorbed), absorbed.kv_lens
-        found, lengths = self._captured[rows]
-        found.slots.copy_(slots)
+        step, lengths = self._captured[rows]
+        step.slots.copy_(slots)
         lengths.values = kv_lens.tolist()
-        return found
+        return step
 
     def _absorbed(self, queries: Ints, kv_lens: Ints, table: Tensor, rows: Ints) -> Absorbed | None:
         if len(rows) == 0:
@@ -181,9 +181,9 @@ class AscendLatentAttention:
         if len(rows) < len(queries):
             tokens = self._transfers.upload(_tokens_of(queries, rows))
             table = table.index_select(0, self._transfers.upload(rows))
-        own = queries[rows]
+        lengths_of_rows = queries[rows]
         lengths = HostLengths(kv_lens[rows].tolist())
-        return Absorbed(tokens, np.cumsum(own).tolist(), lengths, table, bool(own.max() > 1))
+        return Absorbed(tokens, np.cumsum(lengths_of_rows).tolist(), lengths, table, bool(lengths_of_rows.max() > 1))
 
     def _materialised(self, queries: Ints, kv_lens: Ints, table: Tensor, rows: Ints) -> Materialised | None:
         if len(rows) == 0:
@@ -212,11 +212,11 @@ class AscendLatentAttention:
         if materialised is None and absorbed is not None:
             return self._attend_absorbed(layer, query, absorbed)
         assert materialised is not None
-        found = self._attend_materialised(layer, query.of(materialised.tokens), k, v, materialised)
+        attended = self._attend_materialised(layer, query.of(materialised.tokens), k, v, materialised)
         if materialised.tokens is None or absorbed is None or absorbed.tokens is None:
-            return found
+            return attended
         out = q.new_empty(q.shape[0], layer.heads, dims.value_dim)
-        out.index_copy_(0, materialised.tokens, found)
+        out.index_copy_(0, materialised.tokens, attended)
         return out.index_copy_(0, absorbed.tokens, self._attend_absorbed(layer, query.of(absorbed.tokens), absorbed))
 
     def _attend_absorbed(self, layer: AttentionLayer, q: _Operands, rows: Absorbed) -> Tensor:
@@ -234,11 +234,11 @@ class AscendLatentAttention:
             **(self._causal() if rows.causal else {}),
         }
         if rows.workspaces is None:
-            found = self._sdk.npu_fused_infer_attention_score(query, latents, latents, **options)[0]
+            attended = self._sdk.npu_fused_infer_attention_score(query, latents, latents, **options)[0]
         else:
             self._graphs.attends(rows.kv_lens)
-            found = self._captured_call(query, latents, options, heads, rows.workspaces)
-        return torch.bmm(found[:, : layer.heads].transpose(0, 1), up.value).transpose(0, 1)
+            attended = self._captured_call(query, latents, options, heads, rows.workspaces)
+        return torch.bmm(attended[:, : layer.heads].transpose(0, 1), up.value).transpose(0, 1)
 
     def _captured_call(
         self, query: Tensor, latents: Tensor, options: dict[str, Any], heads: int, workspaces: dict[int, Tensor]
@@ -264,14 +264,14 @@ class AscendLatentAttention:
         whole = self._attend_heads(layer, q, latent, rope, rows.ends, rows.ends, bool(rows.cached), **self._causal())
         if not rows.cached:
             return whole[0]
-        found = _Found(whole[0].float(), whole[1])
+        merged = _Found(whole[0].float(), whole[1])
         latents, ropes = self._latents[layer.index], self._ropes[layer.index]
         for part in rows.cached:
-            own = _Operands(q.plain[part.begin : part.end], q.rotated[part.begin : part.end])
+            operands = _Operands(q.plain[part.begin : part.end], q.rotated[part.begin : part.end])
             keys, queries = [part.keys], [part.end - part.begin]
             latent, rope = (pool.index_select(0, part.pages).flatten(0, 1)[: part.keys] for pool in (latents, ropes))
-            found.merge(part.begin, part.end, *self._attend_heads(layer, own, latent, rope, queries, keys, True))
-        return found.out.to(k.dtype)
+            merged.merge(part.begin, part.end, *self._attend_heads(layer, operands, latent, rope, queries, keys, True))
+        return merged.out.to(k.dtype)
 
     def _attend_heads(
         self,

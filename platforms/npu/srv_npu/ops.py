@@ -108,8 +108,8 @@ class Operators(ExpertOperators):
         biases = (None,) * len(shards) if bias is None else torch.split(bias, _SHARD)
         multiply = self._sdk().npu_quant_matmul
         parts = [
-            multiply(quantized, shard, each, bias=added, **options)
-            for shard, each, added in zip(shards, scales, biases, strict=True)
+            multiply(quantized, shard, factor, bias=added, **options)
+            for shard, factor, added in zip(shards, scales, biases, strict=True)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -124,5 +124,5 @@ def column_shards(weight: Tensor) -> tuple[Tensor, ...]:
 
 def implementations(operators: Operators, device: DeviceFacts) -> tuple[OpImpl, ...]:
     """The value of `Platform.ops`: what `srv_npu.op_specs` lists."""
-    own = {(spec.op, spec.name): getattr(operators, spec.op) for spec in OPS if not spec.target}
-    return ops.implementations(OPS, device, own)
+    targets = {(spec.op, spec.name): getattr(operators, spec.op) for spec in OPS if not spec.target}
+    return ops.implementations(OPS, device, targets)

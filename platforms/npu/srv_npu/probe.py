@@ -84,8 +84,8 @@ def judge(soc: int, name: str, memory: int, count: int, *, simulated: bool = Fal
         return ProbeResult(False, reason, remedy, "unsupported_variant")
     if simulated and _SIMULATED not in name.lower():
         name = f"{name} ({_SIMULATED})"
-    found = versions("torch", "srv-npu-simulator" if simulated else "torch-npu", "triton-ascend")
-    device = DeviceFacts(variant, memory, count, name, found, simulated=simulated)
+    tool_versions = versions("torch", "srv-npu-simulator" if simulated else "torch-npu", "triton-ascend")
+    device = DeviceFacts(variant, memory, count, name, tool_versions, simulated=simulated)
     note = f"{name} is simulated in software because {SIMULATOR_VARIABLE} is set: slow, and for development only"
     return ProbeResult(True, device=device, notes=(note,) if simulated else ())
 

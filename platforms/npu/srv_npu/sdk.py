@@ -64,17 +64,17 @@ def _real() -> Sdk:
 
 
 def _simulator(soc: str) -> Sdk:
-    asked = f"{SIMULATOR_VARIABLE}={soc} (set by the environment) asks for a simulated device"
+    setting = f"{SIMULATOR_VARIABLE}={soc} (set by the environment) asks for a simulated device"
     if soc not in SIMULATED:
-        reason = f"{asked}, but there is no such device"
+        reason = f"{setting}, but there is no such device"
         remedy = f"{_UNSET_REMEDY}, or set it to one of {', '.join(SIMULATED)}"
         raise PlatformUnavailable(NAME, reason, remedy, "unknown_simulated_device")
     if is_installed(_SDK):
-        reason = f"{asked}, but torch_npu is installed here: both would be the device npu of torch"
+        reason = f"{setting}, but torch_npu is installed here: both would be the device npu of torch"
         remedy = f"{_UNSET_REMEDY} to use real devices, or simulate in an environment without torch_npu"
         raise PlatformUnavailable(NAME, reason, remedy, "simulator_beside_sdk")
     if not is_installed(_SIMULATOR):
-        reason = f"{asked}, but the distribution srv-npu-simulator is not installed"
+        reason = f"{setting}, but the distribution srv-npu-simulator is not installed"
         remedy = f"{_UNSET_REMEDY}, or install it: pip install -e plugins/npu_simulator in a checkout of srv"
         raise PlatformUnavailable(NAME, reason, remedy, "simulator_missing")
     return cast(Sdk, importlib.import_module(_SIMULATOR).load(soc))

@@ -24,5 +24,5 @@ def variant_of(soc: int) -> str | None:
 
 def generation_of(soc: int) -> str:
     """The generation's name, for messages; an unknown generation is named by its SoC number."""
-    known = (name for first, last, name, _ in _GENERATIONS if first <= soc <= last)
-    return next(known, f"an unknown generation (SoC number {soc})")
+    names = (name for first, last, name, _ in _GENERATIONS if first <= soc <= last)
+    return next(names, f"an unknown generation (SoC number {soc})")

@@ -160,7 +160,7 @@ class RowPlanner:
         rows = np.flatnonzero(step.queries == 1)
         if len(rows) == 0:
             return None, [], step.table
-        tokens, index = (self._transfers.upload(each) for each in (np.cumsum(step.queries)[rows] - 1, rows))
+        tokens, index = (self._transfers.upload(array) for array in (np.cumsum(step.queries)[rows] - 1, rows))
         return tokens, [step.kv_lens.values[row] for row in rows], step.table.index_select(0, index)
 
     def _view(self, kv_lens: list[int], table: Tensor, window: int) -> _WindowView:
@@ -180,11 +180,11 @@ class RowPlanner:
 def _single_rows(step: Step, window: int | None) -> tuple[SingleRow, ...]:
     """The rows with several query tokens, which need a call each."""
     ends = np.cumsum(step.queries).tolist()
-    found = []
+    single = []
     for row, (end, queries) in enumerate(zip(ends, step.queries.tolist(), strict=True)):
         if queries == 1:
             continue
         kv_len = step.kv_lens.values[row]
         first = 0 if window is None else max(0, kv_len - queries + 1 - window) // PAGE
-        found.append(SingleRow(end - queries, end, kv_len - first * PAGE, step.table[row : row + 1, first:]))
-    return tuple(found)
+        single.append(SingleRow(end - queries, end, kv_len - first * PAGE, step.table[row : row + 1, first:]))
+    return tuple(single)

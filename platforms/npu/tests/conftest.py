@@ -28,9 +28,9 @@ def platform() -> NpuPlatform:
     assert soc, f"set {SIMULATOR_VARIABLE} to a2, a2-32g or a3, and let srv_npu_simulator be importable"
     torch.set_num_threads(1)
     device = replace(PROFILES["a3" if soc == "a3" else "a2"], simulated=True)
-    made = create(EngineContext(device=device, local_rank=0))
-    made.init_worker(0)
-    return made
+    started = create(EngineContext(device=device, local_rank=0))
+    started.init_worker(0)
+    return started
 
 
 @pytest.fixture(autouse=True)

@@ -38,16 +38,16 @@ class Forced:
 
     def logits(self, tokens: Sequence[int], chunks: Sequence[int]) -> Tensor:
         """float32 [tokens, vocab] on the host; computed in chunks of these lengths, over pages 1, 2, ..."""
-        device, done, parts = self.context.device, 0, []
+        device, position, parts = self.context.device, 0, []
         assert sum(chunks) == len(tokens)
         with torch.inference_mode():
             for chunk in chunks:
-                table = torch.arange(1, 1 + -(-(done + chunk) // PAGE), dtype=torch.int32)[None].to(device)
-                attend = StepAttention([self.attention], [chunk], [done + chunk], [table])
-                ids = torch.tensor(tokens[done : done + chunk]).to(device)
-                inputs = ModelInputs(ids, torch.arange(done, done + chunk).to(device))
+                table = torch.arange(1, 1 + -(-(position + chunk) // PAGE), dtype=torch.int32)[None].to(device)
+                attend = StepAttention([self.attention], [chunk], [position + chunk], [table])
+                ids = torch.tensor(tokens[position : position + chunk]).to(device)
+                inputs = ModelInputs(ids, torch.arange(position, position + chunk).to(device))
                 parts.append(self.model.logits(self.model(inputs, ForwardContext(attend))).float().cpu())
-                done += chunk
+                position += chunk
         return torch.cat(parts)
 
 

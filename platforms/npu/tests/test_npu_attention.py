@@ -110,7 +110,7 @@ class World:
 def dense(of: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """float64 [queries, heads, dim]; the last query sees every key that its window does not hide."""
     sharing = of.heads // of.kv_heads
-    k, v = (each.double().repeat_interleave(sharing, 1) for each in (k, v))
+    k, v = (tensor.double().repeat_interleave(sharing, 1) for tensor in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * of.scale
     distance = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
     if of.bidirectional:
@@ -160,7 +160,7 @@ class CapturedStep:
         graphs = platform.graphs
         assert graphs is not None
         self.world, self.graphs, self.rows = world, graphs, len(world.keys)
-        self.inputs = tuple(each.contiguous().to(world.device) for each in world.fresh(self.rows))
+        self.inputs = tuple(tensor.contiguous().to(world.device) for tensor in world.fresh(self.rows))
         self.table = world.batch([1] * self.rows, graph=self.rows).page_table
         captured = self.plan()
         self.out = graphs.capture(
@@ -221,8 +221,8 @@ def test_ragged_batches_with_values_shorter_than_keys_equal_the_oracle(
     for query_lens in [*steps, [1] * rows]:
         batch = world.batch(query_lens)
         q, k, v = world.fresh(sum(query_lens))
-        given = tuple(each.to(world.device) for each in (q, k, v))
-        got = world.backend.forward(world.layer, given[0], *given[1:], world.backend.plan(batch))
+        on_device = tuple(tensor.to(world.device) for tensor in (q, k, v))
+        got = world.backend.forward(world.layer, on_device[0], *on_device[1:], world.backend.plan(batch))
         world.expect(query_lens, q, k, v)
         assert got.shape == (sum(query_lens), world.layer.heads, 128)
         close(got, oracle(world, q, batch))
@@ -281,15 +281,15 @@ def test_layers_that_the_operator_does_not_compute_are_refused(platform: NpuPlat
 
 
 def test_a_pool_of_another_shape_is_refused(platform: NpuPlatform) -> None:
-    given = context(platform)
-    assert given.kv is not None
-    kv = replace(given.kv, layout=replace(given.kv.layout, page_size=64))
+    build = context(platform)
+    assert build.kv is not None
+    kv = replace(build.kv, layout=replace(build.kv.layout, page_size=64))
     with pytest.raises(InternalError, match="pages of 128 tokens, not page_token_flat pages of 64"):
-        AscendAttention(replace(given, kv=kv))
+        AscendAttention(replace(build, kv=kv))
 
 
 @pytest.mark.parametrize(("dim", "value_dim", "max_rows"), [(128, 192, 16), (192, 64, 16), (192, 128, 4097)])
 def test_a_pool_that_no_call_reads_is_refused(platform: NpuPlatform, dim: int, value_dim: int, max_rows: int) -> None:
-    given = context(platform, dim=dim, value_dim=value_dim, pages=1, max_rows=max_rows)
+    build = context(platform, dim=dim, value_dim=value_dim, pages=1, max_rows=max_rows)
     with pytest.raises(InternalError, match=f"keys of {dim} with values of {value_dim} .* up to {max_rows} rows"):
-        AscendAttention(given)
+        AscendAttention(build)

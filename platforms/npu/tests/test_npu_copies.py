@@ -47,6 +47,6 @@ def test_steps_use_no_ordinary_memory_and_are_in_order(
     card = platform._sdk().npu
     with engine(path, "npu", "bfloat16", *flags) as served:
         before = card.pageable_copies
-        found = [result.tokens for result in generate(served, PROMPTS, temperature=0.7, seed=5, logprobs=1)]
+        results = [result.tokens for result in generate(served, PROMPTS, temperature=0.7, seed=5, logprobs=1)]
         assert card.pageable_copies == before
-    assert found == expected
+    assert results == expected

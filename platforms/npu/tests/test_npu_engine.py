@@ -126,16 +126,17 @@ def engine(
     path: Path, device: str, dtype: str, *flags: str, kind: type[LocalEngine] = LocalEngine
 ) -> Iterator[LocalEngine]:
     arguments = ["--device", device, "--model-path", str(path), "--dtype", dtype, "--max-total-tokens", "6144"]
-    with torch.inference_mode(False), kind.launch([*arguments, "--max-running-requests", "8", *flags]) as made:
-        yield made
-        made.check_integrity(deep=True)
-        assert made.stats().pages_held == 0
+    with torch.inference_mode(False), kind.launch([*arguments, "--max-running-requests", "8", *flags]) as launched:
+        yield launched
+        launched.check_integrity(deep=True)
+        assert launched.stats().pages_held == 0
 
 
 def generate(served: LocalEngine, prompts: list[list[int]], **params: Any) -> list[GenerationResult]:
-    given = SamplingParams(max_tokens=OUTPUT, ignore_eos=True, **{"temperature": 0.0, **params})
+    sampling = SamplingParams(max_tokens=OUTPUT, ignore_eos=True, **{"temperature": 0.0, **params})
     return served.generate(
-        RequestSpec(id=f"request {number}", tokens=tuple(prompt), params=given) for number, prompt in enumerate(prompts)
+        RequestSpec(id=f"request {number}", tokens=tuple(prompt), params=sampling)
+        for number, prompt in enumerate(prompts)
     )
 
 
@@ -159,10 +160,10 @@ def test_teacher_forced_logits_are_off_by_rounding_alone(world: World, platform:
         host = distance(on_cpu(world.path, dtype).logits(tokens, [150]), exact)
         simulated = on_npu(world.path, dtype, platform)
         for chunks in ([150], [100, 47, 1, 1, 1]):
-            found = distance(simulated.logits(tokens, chunks), exact)
+            actual = distance(simulated.logits(tokens, chunks), exact)
             most = FURTHER * MEASURED * host
-            assert found <= most, f"{dtype}, chunks {chunks}: {found:.4g} from float32, the CPU {host:.4g}"
-            far.setdefault(f"npu, chunks {chunks}", {})[dtype] = found
+            assert actual <= most, f"{dtype}, chunks {chunks}: {actual:.4g} from float32, the CPU {host:.4g}"
+            far.setdefault(f"npu, chunks {chunks}", {})[dtype] = actual
         far.setdefault("cpu", {})[dtype] = host
     assert [who for who, distances in far.items() if not comes_from_rounding(**distances)] == [], far
 
@@ -213,7 +214,7 @@ def check_each_token(world: World, dtype: str, prompts: list[list[int]], results
         assert (result.error, len(result.tokens)) == (None, OUTPUT)
     pairs = [(prompt, result.tokens) for prompt, result in zip(prompts, results, strict=True)]
     exact = torch.cat([world.exact(*pair) for pair in pairs])
-    tokens = torch.tensor([token for _, each in pairs for token in each])
+    tokens = torch.tensor([token for _, pair in pairs for token in pair])
     behind = exact.max(1).values - exact.gather(1, tokens[:, None])[:, 0]
     rounding, worst = world.rounding[dtype], int(behind.argmax())
     bar, most = rounding.near_tie(len(tokens)), rounding.most_other(exact)
@@ -239,13 +240,13 @@ def test_drawn_tokens_are_the_same_eager_and_in_graphs(world: World, backend: st
     Not so between the backends: where logits tie at the border of top-k, which they often do in half precision, the
     operator keeps all of them.
     """
-    found = []
+    runs = []
     for flags in (["--disable-graphs", "--sampling-backend", backend], ["--sampling-backend", backend]):
         with engine(world.path, "npu", "float16", "--disable-radix-cache", *flags) as served:
             params = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.02, "seed": 11}
             results = generate(served, world.prompts, **params)
-            found.append([result.tokens for result in results])
-    assert found[0] == found[1]
+            runs.append([result.tokens for result in results])
+    assert runs[0] == runs[1]
 
 
 class WaitingEngine(CheckedEngine):

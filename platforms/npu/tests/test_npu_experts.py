@@ -26,7 +26,7 @@ NAMES = {"route_experts": "torch_npu (npu_moe_gating_top_k)", "experts": ASCEND,
 
 
 def op_of(platform: NpuPlatform, op: str) -> Callable[..., Any]:
-    (impl,) = [each for each in platform.ops if (each.op, each.name) == (op, NAMES[op])]
+    (impl,) = [candidate for candidate in platform.ops if (candidate.op, candidate.name) == (op, NAMES[op])]
     return pkgutil.resolve_name(impl.target) if isinstance(impl.target, str) else impl.target
 
 

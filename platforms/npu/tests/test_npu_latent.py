@@ -33,10 +33,10 @@ def context(platform: NpuPlatform, dtype: torch.dtype, pages: int = 40) -> Backe
 
 
 def world(platform: NpuPlatform, heads: int, dtype: torch.dtype) -> LatentRows:
-    given = context(platform, dtype)
-    assert given.kv is not None
+    build = context(platform, dtype)
+    assert build.kv is not None
     up = torch.randn(heads, DIMS.key_dim + DIMS.value_dim, DIMS.latent_dim) * DIMS.latent_dim**-0.5
-    return LatentRows(latent_layer(heads, DIMS), AscendLatentAttention(given), given.kv, dtype, up.to(dtype))
+    return LatentRows(latent_layer(heads, DIMS), AscendLatentAttention(build), build.kv, dtype, up.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -85,8 +85,8 @@ def test_a_captured_step_takes_the_lengths_of_each_replay(
         for index, name in enumerate(names):
             while len(rows.pages[name]) * PAGE < len(rows.seen[name][0]) + 1:
                 rows.pages[name].append(rows._free.pop())
-            own = torch.tensor(rows.pages[name], dtype=torch.int32)
-            table[index, : len(own)].copy_(own)
+            page_row = torch.tensor(rows.pages[name], dtype=torch.int32)
+            table[index, : len(page_row)].copy_(page_row)
         return rows.backend.plan(AttentionBatch([1] * 3, [len(rows.seen[name][0]) + 1 for name in names], table, 3))
 
     first = plan()
@@ -94,20 +94,20 @@ def test_a_captured_step_takes_the_lengths_of_each_replay(
         GraphKey("decode", 3), lambda: rows.backend.forward(rows.layer, inputs[0], inputs[1], inputs[2], first)
     )
     for _ in range(4):
-        fresh = [rows.draw(*each.shape) for each in inputs]
-        for kept, new in zip(inputs, fresh, strict=True):
-            kept.copy_(new)
+        fresh = [rows.draw(*static.shape) for static in inputs]
+        for static_input, new in zip(inputs, fresh, strict=True):
+            static_input.copy_(new)
         metadata = plan()
         assert metadata.slots.data_ptr() == first.slots.data_ptr()
         graphs.replay(GraphKey("decode", 3), [metadata])
         wanted: list[Tensor] = []
         for index, name in enumerate(names):
-            own = slice(index, index + 1)
+            row_slice = slice(index, index + 1)
             latent, rope, index = rows.seen[name]
-            keys = torch.cat((latent, fresh[1][own, 0])), torch.cat((rope, fresh[2][own, 0]))
+            keys = torch.cat((latent, fresh[1][row_slice, 0])), torch.cat((rope, fresh[2][row_slice, 0]))
             rows.seen[name] = (*keys, index)
-            wanted.append(dense(rows.layer, fresh[0][own], *keys, rows.up))
-        assert_close(out.cpu(), torch.cat(wanted))
+            expected.append(dense(rows.layer, fresh[0][row_slice], *keys, rows.up))
+        assert_close(out.cpu(), torch.cat(expected))
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_layers_that_the_operator_does_not_compute_are_refused(
 
 
 def test_a_pool_that_no_call_reads_is_refused(platform: NpuPlatform) -> None:
-    given = context(platform, torch.bfloat16, pages=1)
-    assert given.kv is not None
-    kv = replace(given.kv, layout=replace(given.kv.layout, page_size=64))
-    for wrong in (replace(given, kv=kv), replace(given, max_rows=4097)):
+    build = context(platform, torch.bfloat16, pages=1)
+    assert build.kv is not None
+    kv = replace(build.kv, layout=replace(build.kv.layout, page_size=64))
+    for wrong in (replace(build, kv=kv), replace(build, max_rows=4097)):
         with pytest.raises(InternalError, match="pages of 128 tokens in steps of up to 4096 rows, not pages of "):
             AscendLatentAttention(wrong)

@@ -48,10 +48,10 @@ def test_tokens_are_those_of_weights_on_the_device(quantized: bool, platform: Np
             modelslim_weights.quantize(tmp_path, model, modelslim_weights.mixed)
         else:
             model.save_pretrained(tmp_path)
-    found = []
+    runs = []
     for flags in ((), ("--host-offload-gb", "1")):
         with engine(tmp_path, "npu", "float16", *flags) as served:
-            found.append([result.tokens for result in generate(served, PROMPTS)])
+            runs.append([result.tokens for result in generate(served, PROMPTS)])
             moved = tuple(layer.op for layer in offloaded(served))
             assert moved == ((QUANTIZED if quantized else PLAIN) * 4 if flags else ())
-    assert found[0] == found[1]
+    assert runs[0] == runs[1]

@@ -60,10 +60,10 @@ def test_kernels_are_not_compiled_at_work(platform: NpuPlatform) -> None:
 def test_memory_is_the_devices(platform: NpuPlatform) -> None:
     device = platform.device(0)
     before = platform.memory(device)
-    taken = torch.zeros(1 << 20, dtype=torch.uint8, device=device)
+    memory = torch.zeros(1 << 20, dtype=torch.uint8, device=device)
     now = platform.memory(device)
     assert now.total == before.total > 30 << 30
-    assert before.free - now.free >= taken.numel()
+    assert before.free - now.free >= memory.numel()
 
 
 def test_an_event_covers_copies_that_were_asked_for_before(platform: NpuPlatform) -> None:
@@ -92,7 +92,7 @@ def test_backends_are_what_the_facts_name() -> None:
     for family, specs in FACTS.backends.items():
         for spec in specs:
             if family == MOE_FAMILY:  # the ops of its name
-                assert any((each.op, each.name) == (EXPERTS, spec.name) for each in FACTS.ops)
+                assert any((op.op, op.name) == (EXPERTS, spec.name) for op in FACTS.ops)
             else:
                 assert isinstance(pkgutil.resolve_name(spec.target), type)
 
@@ -116,8 +116,8 @@ def test_ops_are_torch_npus_own(platform: NpuPlatform) -> None:
 
 
 def bound(platform: NpuPlatform, op: str, dtype: torch.dtype, **sizes: int) -> Callable[..., torch.Tensor]:
-    found: Callable[..., torch.Tensor] = Ops("npu", platform.ops).bind(op, OpArgs(dtype, sizes))
-    return found
+    function: Callable[..., torch.Tensor] = Ops("npu", platform.ops).bind(op, OpArgs(dtype, sizes))
+    return function
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -144,13 +144,13 @@ def test_a_fixed_rounding_is_computed_in_float32(platform: NpuPlatform, dtype: t
     """In 16 bits, some of these inputs would be rounded to another step."""
     x, scale, offset = (torch.randn(8, 64) * 30).to(dtype), torch.tensor([0.7713]), torch.tensor([0.375])
     weight = torch.eye(64, dtype=torch.int8)
-    given = (x, weight, scale, offset, torch.zeros(64, dtype=torch.int32), torch.ones(64))
-    found = bound(platform, "linear_w8a8_static", dtype)(*(each.to(platform.device(0)) for each in given))
+    operands = (x, weight, scale, offset, torch.zeros(64, dtype=torch.int32), torch.ones(64))
+    actual = bound(platform, "linear_w8a8_static", dtype)(*(operand.to(platform.device(0)) for operand in operands))
     want, narrow = (
         (x.to(wide) * (1 / scale).to(wide) + offset.to(wide)).round().clamp(-128, 127).float()
         for wide in (torch.float32, dtype)
     )
-    assert torch.equal(found.cpu().float(), want)
+    assert torch.equal(actual.cpu().float(), want)
     assert not torch.equal(narrow, want)
 
 
@@ -237,8 +237,8 @@ def test_int8_weights_are_transposed_and_cast(
     before = linear(x).cpu()
     platform.post_load(nn.ModuleList([linear]))
     (shard,) = linear.kernel.keywords["shards"]  # type: ignore[attr-defined]
-    own = {impl.target.__self__ for impl in platform.ops if hasattr(impl.target, "__self__")}
-    assert {linear.kernel.func.__self__} == own  # type: ignore[attr-defined]
+    instances = {impl.target.__self__ for impl in platform.ops if hasattr(impl.target, "__self__")}
+    assert {linear.kernel.func.__self__} == instances  # type: ignore[attr-defined]
     assert tuple(shard.shape) == (inputs, outputs)
     assert (platform._sdk().get_npu_format(shard) == FRACTAL_NZ) is cast
     assert linear.weight.numel() == 0

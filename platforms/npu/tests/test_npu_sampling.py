@@ -18,10 +18,10 @@ BACKENDS = (TorchSampling, AscendSampling)
 EDGE = 1e-4  # rows whose noise falls this near to a border between two tokens may go either way
 
 
-def batch(logits: Tensor, device: torch.device, **given: Any) -> SamplingBatch:
+def batch(logits: Tensor, device: torch.device, **fields: Any) -> SamplingBatch:
     """Rows of `logits`; what is not given filters nothing. Lists are one value a row."""
     rows, vocab = logits.shape
-    values = {"temperature": 1.0, "top_k": vocab, "top_p": 1.0, "min_p": 0.0, "uniform": 0.5} | given
+    values = {"temperature": 1.0, "top_k": vocab, "top_p": 1.0, "min_p": 0.0, "uniform": 0.5} | fields
     dtypes = {"top_k": torch.int32, "uniform": torch.float64}
     tensors = {
         name: torch.as_tensor(value, dtype=dtypes.get(name, torch.float32)).expand(rows).contiguous()
@@ -53,9 +53,9 @@ def shares(logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: 
     return torch.zeros_like(weights).scatter_(0, ids, weights / weights.sum())
 
 
-def sampled(platform: NpuPlatform, kind: Any, given: SamplingBatch) -> list[int]:
-    found: list[int] = kind(context(platform)).sample(given).cpu().tolist()
-    return found
+def sampled(platform: NpuPlatform, kind: Any, sampling_batch: SamplingBatch) -> list[int]:
+    tokens: list[int] = kind(context(platform)).sample(sampling_batch).cpu().tolist()
+    return tokens
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -81,11 +81,11 @@ def test_the_token_drawn_is_the_one_at_the_noise(
 ) -> None:
     rows = 64
     logits, uniform = torch.randn(rows, VOCAB) * 3, torch.rand(rows, dtype=torch.float64)
-    given = batch(
+    sampling_batch = batch(
         logits, platform.device(0), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, uniform=uniform
     )
     compared = 0
-    for row, token in enumerate(sampled(platform, kind, given)):
+    for row, token in enumerate(sampled(platform, kind, sampling_batch)):
         cumulative = shares(logits[row], temperature, top_k, top_p, min_p).cumsum(-1)
         if float((cumulative - uniform[row]).abs().min()) > EDGE:
             assert token == int((cumulative <= uniform[row]).sum()), f"row {row}"
@@ -122,8 +122,8 @@ def test_noise_at_both_ends_draws_a_token_of_some_weight(platform: NpuPlatform, 
     logits = torch.full((2, VOCAB), -torch.inf)
     logits[:, 700] = logits[:, 2000] = 1.0
     uniform = [0.0, float(torch.nextafter(torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0)))]
-    given = batch(logits, platform.device(0), top_p=0.99, uniform=uniform)
-    assert sampled(platform, kind, given) == [700, 2000]
+    sampling_batch = batch(logits, platform.device(0), top_p=0.99, uniform=uniform)
+    assert sampled(platform, kind, sampling_batch) == [700, 2000]
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -131,7 +131,7 @@ def test_frequencies_follow_the_distribution(platform: NpuPlatform, kind: Any) -
     """20,000 draws of one distribution over 8 tokens; each count within five standard deviations."""
     draws, probabilities = 20_000, torch.tensor([0.4, 0.2, 0.15, 0.1, 0.08, 0.04, 0.02, 0.01], dtype=torch.float64)
     logits = probabilities.log().float().expand(draws, -1).contiguous()
-    given = batch(logits, platform.device(0), uniform=torch.rand(draws, dtype=torch.float64))
-    counts = torch.bincount(torch.tensor(sampled(platform, kind, given)), minlength=8)
+    sampling_batch = batch(logits, platform.device(0), uniform=torch.rand(draws, dtype=torch.float64))
+    counts = torch.bincount(torch.tensor(sampled(platform, kind, sampling_batch)), minlength=8)
     deviation = (draws * probabilities * (1 - probabilities)).sqrt()
     assert bool(((counts - draws * probabilities).abs() < 5 * deviation).all())

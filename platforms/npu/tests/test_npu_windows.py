@@ -48,8 +48,8 @@ def test_windows_that_hide_nothing_take_the_calls_of_full_attention(platform: Np
     world = World(platform, 128, torch.bfloat16, rows=2, window=130)
     rows = [world.plan(world.batch(lengths)).step for lengths in ([127, 3], [129, 131])]
     planned = [world.backend._planner.rows(step, 130) for step in rows if step is not None]
-    assert [each.packed is not None for each in planned] == [True, False]
-    assert [each.window for each in planned] == [None, 130]
+    assert [step.packed is not None for step in planned] == [True, False]
+    assert [step.window for step in planned] == [None, 130]
 
 
 def test_decode_reads_the_pages_of_its_window_alone(platform: NpuPlatform) -> None:
@@ -71,9 +71,9 @@ class Pair:
         self.platform, self.rows = platform, 3
         self.layers = [layer(64, window=window) for window in windows]
         if pools == 1:
-            self.layers = [replace(each, index=index) for index, each in enumerate(self.layers)]
+            self.layers = [replace(old, index=index) for index, old in enumerate(self.layers)]
         else:
-            self.layers = [replace(each, group=index) for index, each in enumerate(self.layers)]
+            self.layers = [replace(old, group=index) for index, old in enumerate(self.layers)]
         self.backends: list[AttentionBackend] = [self._backend(len(windows) // pools) for _ in range(pools)]
         self.table = torch.arange(1, 1 + self.rows * 4, dtype=torch.int32).view(self.rows, 4)
         self.static = self.table.to(platform.device(0))
@@ -97,11 +97,11 @@ class Pair:
         ]
 
     def check(self, got: Sequence[Tensor], inputs: Sequence[tuple[Tensor, Tensor, Tensor]], tokens: int) -> None:
-        for each, found, (q, k, v), kept in zip(self.layers, got, inputs, self.keys, strict=True):
-            kept.append((k.unflatten(0, (self.rows, -1)), v.unflatten(0, (self.rows, -1))))
-            keys, values = (torch.cat(parts, 1) for parts in zip(*kept, strict=True))
+        for attention_layer, out, (q, k, v), history in zip(self.layers, got, inputs, self.keys, strict=True):
+            history.append((k.unflatten(0, (self.rows, -1)), v.unflatten(0, (self.rows, -1))))
+            keys, values = (torch.cat(parts, 1) for parts in zip(*history, strict=True))
             rows = zip(q.unflatten(0, (self.rows, -1)), keys, values, strict=True)
-            close(found, torch.cat([dense(each, *row) for row in rows]))
+            close(out, torch.cat([dense(attention_layer, *row) for row in rows]))
         self.length += tokens
 
 
@@ -113,21 +113,26 @@ def test_layers_with_and_without_a_window_take_their_own_lengths_in_one_graph(
     pair, device = Pair(platform, (None, 100), pools), platform.device(0)
     inputs = pair.inputs(250)
     attend = pair.plan(250, None)
-    got = [attend(each, *(x.to(device) for x in own)) for each, own in zip(pair.layers, inputs, strict=True)]
+    got = [
+        attend(attention_layer, *(x.to(device) for x in operands))
+        for attention_layer, operands in zip(pair.layers, inputs, strict=True)
+    ]
     pair.check(got, inputs, 250)
 
-    static = [tuple(x.to(device) for x in own) for own in pair.inputs(1)]
+    static = [tuple(x.to(device) for x in operands) for operands in pair.inputs(1)]
     attend = pair.plan(1, pair.rows)
 
     def run() -> Tensor:
-        return torch.stack([attend(each, *own) for each, own in zip(pair.layers, static, strict=True)])
+        return torch.stack(
+            [attend(attention_layer, *operands) for attention_layer, operands in zip(pair.layers, static, strict=True)]
+        )
 
     out = platform.graphs.capture(GraphKey("decode", pair.rows), run)
     for _ in range(8):  # past the end of a page
         inputs = pair.inputs(1)
-        for own, new in zip(static, inputs, strict=True):
-            for kept, fresh in zip(own, new, strict=True):
-                kept.copy_(fresh)
+        for operands, new in zip(static, inputs, strict=True):
+            for static_input, fresh in zip(operands, new, strict=True):
+                static_input.copy_(fresh)
         pair.plan(1, pair.rows)
         platform.graphs.replay(GraphKey("decode", pair.rows), pair.metadata)
         pair.check(list(out), inputs, 1)
@@ -145,8 +150,8 @@ def both_ways(platform: NpuPlatform, of: AttentionLayer, lengths: Sequence[int])
     q, k, v = (torch.randn(sum(lengths), heads, of.head_dim).bfloat16() for heads in (of.heads, KV_HEADS, KV_HEADS))
     pages = torch.zeros(len(lengths), 4, dtype=torch.int32).to(device)
     metadata = backend.plan(AttentionBatch(lengths, lengths, pages))
-    got = backend.forward(of, *(each.to(device) for each in (q, k, v)), metadata)
-    rows = zip(*(each.split(list(lengths)) for each in (q, k, v)), strict=True)
+    got = backend.forward(of, *(tensor.to(device) for tensor in (q, k, v)), metadata)
+    rows = zip(*(tensor.split(list(lengths)) for tensor in (q, k, v)), strict=True)
     close(got, torch.cat([dense(of, *row) for row in rows]))
 
 

@@ -81,7 +81,7 @@ def _query_torch() -> DeviceFacts | None:
         return None
     first = torch.cuda.get_device_properties(0)
     variant = first.gcnArchName.split(":")[0]
-    found = versions("torch") | {"ROCm": str(torch.version.hip)} | triton_version() | aiter_tools()
+    tool_versions = versions("torch") | {"ROCm": str(torch.version.hip)} | triton_version() | aiter_tools()
     others = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
-    equal = sum(each.gcnArchName == first.gcnArchName for each in others)  # not the processor's graphics
-    return DeviceFacts(variant, first.total_memory, equal, first.name, found)
+    equal = sum(other.gcnArchName == first.gcnArchName for other in others)  # not the processor's graphics
+    return DeviceFacts(variant, first.total_memory, equal, first.name, tool_versions)

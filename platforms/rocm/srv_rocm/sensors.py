@@ -55,8 +55,8 @@ def _reading(smi: Any, index: int, handle: Any) -> Reading:
     busy = _number(ask(smi.amdsmi_get_gpu_activity), "gfx_activity")
     used, total = (_number(ask(smi.amdsmi_get_gpu_vram_usage), name) for name in ("vram_used", "vram_total"))
     watts = ask(smi.amdsmi_get_power_info)
-    known = ("socket_power", "current_socket_power", "average_socket_power")  # by generation and release
-    power = next((value for name in known if (value := _number(watts, name)) is not None), None)
+    fields = ("socket_power", "current_socket_power", "average_socket_power")  # by generation and release
+    power = next((value for name in fields if (value := _number(watts, name)) is not None), None)
     throttle = ask(smi.amdsmi_get_violation_status) or {}
     return Reading(
         device=str(index),

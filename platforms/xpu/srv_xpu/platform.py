@@ -33,10 +33,10 @@ def _load_extension(context: EngineContext) -> None:
 
     It is never required. (No Intel GPU has run this yet.)
     """
-    found = context.device.versions
-    if EXTENSION not in found or minor(found[EXTENSION]) != minor(found.get("torch", "")):
+    installed = context.device.versions
+    if EXTENSION not in installed or minor(installed[EXTENSION]) != minor(installed.get("torch", "")):
         return
     try:
         importlib.import_module("intel_extension_for_pytorch")
     except (ImportError, OSError, RuntimeError) as error:
-        logger.warning("%s %s cannot be loaded, and is not used: %s", EXTENSION, found[EXTENSION], error)
+        logger.warning("%s %s cannot be loaded, and is not used: %s", EXTENSION, installed[EXTENSION], error)

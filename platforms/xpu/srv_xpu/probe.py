@@ -31,12 +31,12 @@ _OTHER_CARDS = (
 
 def variant_of(product: int) -> str | None:
     """The variant of a PCI id; None for other GPUs."""
-    found = (name for name, ranges in _VARIANTS.items() if any(product in each for each in ranges))
-    return next(found, None)
+    matches = (name for name, ranges in _VARIANTS.items() if any(product in product_range for product_range in ranges))
+    return next(matches, None)
 
 
 def _integrated(product: int) -> bool:
-    return variant_of(product) is None and not any(product in each for each in _OTHER_CARDS)
+    return variant_of(product) is None and not any(product in card_name for card_name in _OTHER_CARDS)
 
 
 INTEL = Vendor("Intel", 0x8086, "xpu", integrated=_integrated)
@@ -56,9 +56,9 @@ def examine(
     """The result for the cards on the bus, the build of torch, the driver, and the devices that torch sees."""
     variants = [variant for card in cards.discrete if (variant := variant_of(card.product)) is not None]
     if not variants and driver is None:
-        listed = f": {', '.join(cards.present)}" if cards.present else ""
+        present = f": {', '.join(cards.present)}" if cards.present else ""
         note = f"; {cards.integrated_note}" if cards.integrated else ""
-        reason = f"there is no Intel GPU of a supported generation{listed}{note}"
+        reason = f"there is no Intel GPU of a supported generation{present}{note}"
         remedy = "This platform supports Data Center GPU Max (pvc) and Arc B series (bmg)"
         return ProbeResult(False, reason, remedy, "no_device", present=cards.present)
     refusal = cards.refusal(build, driver)
@@ -108,5 +108,5 @@ def _query_torch(variant: str) -> DeviceFacts | None:
     if not torch.xpu.is_available():
         return None
     first = torch.xpu.get_device_properties(0)
-    found = versions("torch", EXTENSION) | triton_version()
-    return DeviceFacts(variant, first.total_memory, torch.xpu.device_count(), first.name, found)
+    tool_versions = versions("torch", EXTENSION) | triton_version()
+    return DeviceFacts(variant, first.total_memory, torch.xpu.device_count(), first.name, tool_versions)
