@@ -37,9 +37,9 @@ def _write_matrix_data(app: Sphinx) -> None:
     if repository is None:
         raise FileNotFoundError(f"{DOCS} is not in a checkout of srv, from which the matrix is made")
     matrix = read_matrix(repository)
-    made = data_files(matrix, ages_of(matrix.evidence, repository))
-    files = {f"support/{name}": text for name, text in made.items()}
-    files["_static/matrix-data.js"] = data_script(made["support.json"])
+    data = data_files(matrix, ages_of(matrix.evidence, repository))
+    files = {f"support/{name}": text for name, text in data.items()}
+    files["_static/matrix-data.js"] = data_script(data["support.json"])
     for name, text in files.items():
         path = Path(app.outdir) / name
         path.parent.mkdir(parents=True, exist_ok=True)

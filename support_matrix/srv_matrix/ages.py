@@ -48,26 +48,26 @@ def ages_of(evidence: Iterable[Evidence], repository: Repository) -> Ages:
     Commits that this clone does not have are left out: the age of their evidence is unknown.
     """
     by_platform: dict[str, dict[str, None]] = {}
-    for each in evidence:
-        if not each.commit.endswith(CHANGED):
-            by_platform.setdefault(each.platform, {})[each.commit] = None
-    found: dict[tuple[str, str], Age] = {}
+    for line in evidence:
+        if not line.commit.endswith(CHANGED):
+            by_platform.setdefault(line.platform, {})[line.commit] = None
+    ages: dict[tuple[str, str], Age] = {}
     for platform, commits in by_platform.items():
         folders = covered_code(platform, repository)
         for commit in commits:
             count, lines = repository.commits_since(commit, folders), repository.lines_since(commit, folders)
             if count is not None and lines is not None:
-                found[platform, commit] = Age(count, lines)
-    return found
+                ages[platform, commit] = Age(count, lines)
+    return ages
 
 
 def covered_code(platform: str, repository: Repository) -> tuple[str, ...]:
     """The packages that a run on a platform covers, relative to the root; with those of platforms that it imports."""
-    own = f"platforms/{platform}/srv_{platform}"
-    files = (repository.root / own).rglob("*.py")
+    own_folder = f"platforms/{platform}/srv_{platform}"
+    files = (repository.root / own_folder).rglob("*.py")
     imported = {name for file in files for name in _IMPORT.findall(file.read_text(encoding="utf-8"))}
     others = sorted(f"platforms/{name}/srv_{name}" for name in imported - {platform})
-    return (*_COMMON, own, *(each for each in others if (repository.root / each).is_dir()))
+    return (*_COMMON, own_folder, *(other for other in others if (repository.root / other).is_dir()))
 
 
 def age_of(record: Record, ages: Ages) -> Age | None:
@@ -76,20 +76,20 @@ def age_of(record: Record, ages: Ages) -> Age | None:
     A level that follows from those of values is as old as the oldest of the weakest, and unknown if one of these is.
     """
     if record.values:
-        of_values = [age_of(each, ages) for each in record.weakest]
-        known = [age for age in of_values if age is not None]
-        return max(known) if known and len(known) == len(of_values) else None
-    found = (ages.get((each.platform, each.commit)) for each in record.ran)
-    return min((age for age in found if age is not None), default=None)
+        of_values = [age_of(value, ages) for value in record.weakest]
+        ages_known = [age for age in of_values if age is not None]
+        return max(ages_known) if ages_known and len(ages_known) == len(of_values) else None
+    run_ages = (ages.get((line.platform, line.commit)) for line in record.ran)
+    return min((age for age in run_ages if age is not None), default=None)
 
 
 def age_notes(evidence: Iterable[Evidence], ages: Ages) -> list[str]:
     """For each variant with evidence: how long ago its lines ran, and how many of them are old."""
-    found: dict[str, list[Age]] = {}
-    for each in evidence:
-        if (age := ages.get((each.platform, each.commit))) is not None:
-            found.setdefault(f"{each.platform}:{each.variant}", []).append(age)
-    return [_note(place, sorted(its)) for place, its in found.items()]
+    by_place: dict[str, list[Age]] = {}
+    for line in evidence:
+        if (age := ages.get((line.platform, line.commit))) is not None:
+            by_place.setdefault(f"{line.platform}:{line.variant}", []).append(age)
+    return [_note(place, sorted(its)) for place, its in by_place.items()]
 
 
 def _note(place: str, ages: list[Age]) -> str:

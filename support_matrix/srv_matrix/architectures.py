@@ -114,8 +114,8 @@ def pinned_release(repository: Repository) -> str | None:
     path = repository.root / "constraints.txt"
     if not path.exists():
         return None
-    found = re.search(r"^transformers==(\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return found and found[1]
+    pin = re.search(r"^transformers==(\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return pin and pin[1]
 
 
 def table_faults(table: ArchitectureTable | None, repository: Repository) -> Iterator[str]:
@@ -193,28 +193,28 @@ def _counted(table: ArchitectureTable, declared: bool) -> str:
 
 def _row(row: ArchitectureRow) -> str:
     equal = "✅ yes" if row.outcome == "equal" else "no"
-    traits = ", ".join(each.replace("_", " ") for each in row.traits) or (FULL if row.path else "")
-    found = find(row.architecture)
-    layout = "" if found is None or found.gguf is None else f"`{found.gguf.name}`"
+    traits = ", ".join(trait.replace("_", " ") for trait in row.traits) or (FULL if row.path else "")
+    architecture = find(row.architecture)
+    layout = "" if architecture is None or architecture.gguf is None else f"`{architecture.gguf.name}`"
     return f"| `{row.model_type}` | `{row.architecture}` | {row.path or row.outcome} | {equal} | {traits} | {layout} |"
 
 
 def _reasons(rows: Sequence[ArchitectureRow]) -> Iterator[str]:
     """By limit, one line per reason, with the model types that it applies to."""
     for limit in (*LIMITS, None):
-        found: dict[tuple[str, str], list[str]] = {}
+        types_by_reason: dict[tuple[str, str], list[str]] = {}
         for row in rows:
             if row.outcome != "equal" and row.limit == limit:
-                found.setdefault((_general(row), row.code), []).append(f"`{row.model_type}`")
-        if found:
+                types_by_reason.setdefault((_general(row), row.code), []).append(f"`{row.model_type}`")
+        if types_by_reason:
             yield from (f"### {limit or 'Other reasons'}", "")
-            for (reason, code), types in sorted(found.items(), key=lambda each: -len(each[1])):
+            for (reason, code), types in sorted(types_by_reason.items(), key=lambda entry: -len(entry[1])):
                 yield f"- {', '.join(types)}: {escape(reason)}" + (f" `[{code}]`" if code else "")
             yield ""
 
 
 def _general(row: ArchitectureRow) -> str:
     """The reason without the names of this row, so that those of several rows are equal."""
-    named = rf"(model_path = FOLDER \(set by command line\): )?(model )?(FOLDER: )?\b{re.escape(row.architecture)}\b"
-    text = re.sub(rf"{named}( \(FOLDER\))?", "the model", row.reason)
+    subject = rf"(model_path = FOLDER \(set by command line\): )?(model )?(FOLDER: )?\b{re.escape(row.architecture)}\b"
+    text = re.sub(rf"{subject}( \(FOLDER\))?", "the model", row.reason)
     return re.sub(r" \[\w+\]$", "", text)

@@ -41,11 +41,11 @@ class _Section(NamedTuple):
 
 def argument_pages(matrix: Matrix, manifest: Manifest) -> dict[str, str]:
     """The page of a platform by file name; a second one for what the published table does not have."""
-    made = {f"{manifest.name}.md": argument_page(matrix, manifest)}
+    pages = {f"{manifest.name}.md": argument_page(matrix, manifest)}
     if further := _further(matrix, manifest):
         title = f"Arguments on {manifest.name} that are not on the published page"
-        made[f"{manifest.name}-further.md"] = _page(matrix, manifest, title, further, ())
-    return made
+        pages[f"{manifest.name}-further.md"] = _page(matrix, manifest, title, further, ())
+    return pages
 
 
 def argument_page(matrix: Matrix, manifest: Manifest) -> str:
@@ -85,7 +85,7 @@ def _page(matrix: Matrix, manifest: Manifest, title: str, sections: Sequence[_Se
 def _counts(matrix: Matrix, manifest: Manifest) -> Iterator[str]:
     for variant in manifest.variants:
         cells = (matrix.cell(name, manifest.name, variant) for name in ARGUMENTS)
-        yield f"- `{variant}`: {Counts.of(each for each in cells if each is not None)}."
+        yield f"- `{variant}`: {Counts.of(cell for cell in cells if cell is not None)}."
 
 
 def planned_page() -> str:
@@ -102,11 +102,11 @@ def planned_page() -> str:
 
 def _groups(apart_from: Table | None = None) -> Iterator[_Section]:
     """Our own groups, without what core implements nowhere, or what a published page has."""
-    shown = [each for each in ARGUMENTS.values() if not each.arg.planned]
+    shown = [argument for argument in ARGUMENTS.values() if not argument.arg.planned]
     if apart_from is not None:
-        shown = [each for each in shown if apart_from.row_of(each) is None]
+        shown = [argument for argument in shown if apart_from.row_of(argument) is None]
     for group in dict.fromkeys(argument.group for argument in shown):
-        lines = [_Line(_code(each.flags), each) for each in shown if each.group == group]
+        lines = [_Line(_code(argument.flags), argument) for argument in shown if argument.group == group]
         yield _Section(f"## {group.replace('_', ' ').capitalize()}", lines)
 
 
@@ -141,9 +141,9 @@ def _cell(line: _Line, variant: str, matrix: Matrix, manifest: Manifest, notes: 
 def _footnotes(argument: Argument, matrix: Matrix, manifest: Manifest, notes: PageNotes) -> list[str]:
     """The mark of the reason on each variant."""
     cells = [matrix.cell(argument.name, manifest.name, variant) for variant in manifest.variants]
-    if argument.arg.planned and all(each is not None and each.status is Status.PLANNED for each in cells):
+    if argument.arg.planned and all(cell is not None and cell.status is Status.PLANNED for cell in cells):
         return [""] * len(cells)  # the page of planned arguments has the reason
-    return ["" if each is None else notes.footnote(each.reason_code, general_reason(each)) for each in cells]
+    return ["" if cell is None else notes.footnote(cell.reason_code, general_reason(cell)) for cell in cells]
 
 
 def _head(shown: Sequence[Column]) -> Iterator[str]:
@@ -158,8 +158,8 @@ def _row(line: _Line, cells: Sequence[str], matrix: Matrix, manifest: Manifest, 
     if argument is None:
         return " | ".join([line.flags, "-", "-", "-", *cells])
     marks = set(_footnotes(argument, matrix, manifest, notes))
-    found = (matrix.cell(argument.name, manifest.name, variant) for variant in manifest.variants)
-    accepted = any(each.status.works for each in found if each is not None)
+    of_variants = (matrix.cell(argument.name, manifest.name, variant) for variant in manifest.variants)
+    accepted = any(cell.status.works for cell in of_variants if cell is not None)
     limit = _DESCRIPTION[matrix.table_of(manifest.name) is not None]
     texts = [
         line.flags + (marks.pop() if len(marks) == 1 else ""),
@@ -184,13 +184,15 @@ def _options(argument: Argument, matrix: Matrix, manifest: Manifest) -> str:
     """As `options`, but for a string without choices the values that the platform declares as working."""
     if argument.choices or argument.kind.base in (bool, int, float):
         return options(argument)
-    cells = (cell for each in manifest.variants for cell in matrix.values.get((argument.name, manifest.name, each), ()))
+    cells = (
+        cell for variant in manifest.variants for cell in matrix.values.get((argument.name, manifest.name, variant), ())
+    )
     values = dict.fromkeys(cell.feature.partition("=")[2] for cell in cells if cell.declared.works)
     return ", ".join(values) or options(argument)
 
 
 def _default(argument: Argument, matrix: Matrix, manifest: Manifest) -> str:
-    by_variant = {each: matrix.defaults[manifest.name, each][argument.name] for each in manifest.variants}
+    by_variant = {variant: matrix.defaults[manifest.name, variant][argument.name] for variant in manifest.variants}
     if len(set(by_variant.values())) == 1:
         return f"`{next(iter(by_variant.values())) or ' '}`"
     return "<br>".join(f"{variant}: `{value}`" for variant, value in by_variant.items())

@@ -90,7 +90,7 @@ def judge_arguments(
     has a cell.
     """
     manifests = tuple(manifests)
-    platforms = [each for manifest in manifests for each in _variants(manifest, models[0], evidence)]
+    platforms = [variant for manifest in manifests for variant in _variants(manifest, models[0], evidence)]
     planned = _judge_planned(platforms, models[0])
     records: list[Record] = []
     for argument in ARGUMENTS.values():
@@ -120,15 +120,15 @@ def _variants(manifest: Manifest, model: ModelFacts, evidence: Sequence[Evidence
 
 def tested_numbers(evidence: Sequence[Evidence], platform: str, variant: str) -> Mapping[str, tuple[Any, ...]]:
     """Numbers that evidence of a variant names, by argument. Each is a cell, in addition to the values always tried."""
-    found: dict[str, list[Any]] = {}
-    cells = (cell for each in evidence if (each.platform, each.variant) == (platform, variant) for cell in each.covers)
+    numbers: dict[str, list[Any]] = {}
+    cells = (cell for line in evidence if (line.platform, line.variant) == (platform, variant) for cell in line.covers)
     for cell in dict.fromkeys(cells):
         name, has_value, text = cell.partition("=")
         argument = ARGUMENTS.get(name)
         if argument is not None and has_value and argument.kind.base in (int, float):
             with contextlib.suppress(ValueError):  # an invalid value has no cell, so the evidence is refused
-                found.setdefault(name, []).append(argument.parse(text))
-    return {name: tuple(values) for name, values in found.items()}
+                numbers.setdefault(name, []).append(argument.parse(text))
+    return {name: tuple(values) for name, values in numbers.items()}
 
 
 def _judge_planned(platforms: Sequence[PlatformVariant], model: ModelFacts) -> dict[tuple[str, str], Verdict]:
@@ -151,7 +151,7 @@ def _try(
     if argument.arg.planned:
         values = _values_to_try(argument, platform)
         verdicts = [planned.get((argument.name, argument.show(value)), Verdict()) for value in values]
-        return [TriedValue(value, each, each) for value, each in zip(values, verdicts, strict=True)]
+        return [TriedValue(value, answer, answer) for value, answer in zip(values, verdicts, strict=True)]
     tried: list[TriedValue] = []
     for value in _values_to_try(argument, platform):
         shown = argument.show(value)
@@ -196,7 +196,7 @@ def _values_to_try(argument: Argument, platform: PlatformVariant) -> tuple[Any, 
 def _declared_values(argument: Argument, platform: PlatformVariant) -> list[Any]:
     """The values that the platform's `Support` declarations name."""
     declarations = platform.support.get(argument.name, ())
-    parts = [part for each in declarations for part in (*each.values, *each.only)]
+    parts = [part for declaration in declarations for part in (*declaration.values, *declaration.only)]
     return [(part,) if argument.kind.many else part for part in parts]
 
 
@@ -205,8 +205,8 @@ def _backends(argument: Argument, platform: PlatformVariant) -> tuple[str, ...]:
     facts, family = platform.manifest.facts, argument.arg.family
     if family:
         return tuple(spec.name for spec in facts.backends.get(family, ()))
-    named = (op for op, name in NAMED_BY.items() if name == argument.name)
-    return tuple(name for op in named for name in argument_names(facts.ops, op))
+    ops = (op for op, name in NAMED_BY.items() if name == argument.name)
+    return tuple(name for op in ops for name in argument_names(facts.ops, op))
 
 
 def _records(argument: Argument, platform: PlatformVariant, tried: Sequence[TriedValue]) -> Iterator[Record]:
@@ -215,9 +215,9 @@ def _records(argument: Argument, platform: PlatformVariant, tried: Sequence[Trie
     if argument.kind.base in (int, float) and not argument.arg.planned:
         closed = True  # each boundary that was tried has its own cell
     declared = _declared_values(argument, platform)
-    for each in tried:
-        if (closed or each.value in declared) and not argument.arg.secret:
-            yield _value_record(argument, platform, each)
+    for value in tried:
+        if (closed or value.value in declared) and not argument.arg.secret:
+            yield _value_record(argument, platform, value)
 
 
 def _argument_record(argument: Argument, platform: PlatformVariant, tried: Sequence[TriedValue]) -> Record:
@@ -232,7 +232,7 @@ def _argument_record(argument: Argument, platform: PlatformVariant, tried: Seque
         declared, code, reason = _summary(argument, tried)
         if support is not None and declared is Status.SUPPORTED:
             declared, reason = Status(support.status), support.reason
-        later = [argument.show(each.value) for each in tried if each.core.code == PLANNED]
+        later = [argument.show(value.value) for value in tried if value.core.code == PLANNED]
         if later:
             core = Status.LIMITED
             code = code or PLANNED
@@ -259,21 +259,21 @@ def _declared_only(
 
 def _summary(argument: Argument, tried: Sequence[TriedValue]) -> tuple[Status, str, str]:
     """The status of an argument by its values other than the default, as far as core accepts them."""
-    others = [each for each in tried if each.value != argument.default and each.core.accepted]
+    others = [value for value in tried if value.value != argument.default and value.core.accepted]
     if not others:
         return _judged_by_core_only(argument, tried)
-    refused = [each for each in others if not each.on_device.accepted]
+    refused = [other for other in others if not other.on_device.accepted]
     if not refused:
-        return _conditions(argument, [each for each in tried if not each.limit.accepted])
+        return _conditions(argument, [value for value in tried if not value.limit.accepted])
     refused = [
-        each for each in tried if each.core.accepted and not each.on_device.accepted
+        value for value in tried if value.core.accepted and not value.on_device.accepted
     ]  # includes the declared default
     first = refused[0]
     groups = _by_reason(argument, refused)
     reason = "not " + ". Not ".join(f"{_shown(argument, group)}: {group[0].on_device.reason}" for group in groups)
-    if any(each.on_device.accepted for each in others):
+    if any(other.on_device.accepted for other in others):
         return Status.LIMITED, first.on_device.code, reason
-    absent = all(each.on_device.code in _ABSENT for each in refused)
+    absent = all(value.on_device.code in _ABSENT for value in refused)
     return (Status.UNSUPPORTED if absent else Status.LIMITED), first.on_device.code, reason
 
 
@@ -282,28 +282,28 @@ def _conditions(argument: Argument, limited: Sequence[TriedValue]) -> tuple[Stat
     if not limited:
         return Status.SUPPORTED, "", ""
     first = limited[0].limit
-    same = [each for each in limited if each.limit == first]
+    same = [value for value in limited if value.limit == first]
     return Status.LIMITED, first.code, f"{_shown(argument, same)}: {first.reason}"
 
 
 def _by_reason(argument: Argument, refused: Sequence[TriedValue]) -> Iterable[list[TriedValue]]:
     """Refused values, grouped by their reason; reasons that differ only in the value itself count as one."""
-    found: dict[tuple[str, str], list[TriedValue]] = {}
-    for each in refused:
-        bare = re.sub(rf"(?<!\w){re.escape(argument.show(each.value))}(?!\w)", "", each.on_device.reason)
-        found.setdefault((each.on_device.code, bare), []).append(each)
-    return found.values()
+    by_reason: dict[tuple[str, str], list[TriedValue]] = {}
+    for value in refused:
+        bare = re.sub(rf"(?<!\w){re.escape(argument.show(value.value))}(?!\w)", "", value.on_device.reason)
+        by_reason.setdefault((value.on_device.code, bare), []).append(value)
+    return by_reason.values()
 
 
 def _shown(argument: Argument, tried: Sequence[TriedValue]) -> str:
-    return ", ".join(argument.show(each.value) for each in tried)
+    return ", ".join(argument.show(value.value) for value in tried)
 
 
 def _judged_by_core_only(argument: Argument, tried: Sequence[TriedValue]) -> tuple[Status, str, str]:
     """Core refused every value (for example, because another argument must be set too); no platform was involved."""
-    for each in tried:
-        if each.value != argument.default and each.core.code != PLANNED:
-            return Status.LIMITED, each.core.code, f"not {argument.show(each.value)} alone: {each.core.reason}"
+    for value in tried:
+        if value.value != argument.default and value.core.code != PLANNED:
+            return Status.LIMITED, value.core.code, f"not {argument.show(value.value)} alone: {value.core.reason}"
     return Status.SUPPORTED, "", ""
 
 
@@ -372,9 +372,9 @@ def _with_published(records: Iterable[Record], tables: Sequence[Table]) -> Itera
 def with_evidence(records: Iterable[Record], evidence: Sequence[Evidence]) -> list[Record]:
     """Attach to each record the evidence that names its cell."""
     by_cell: dict[Key, list[Evidence]] = defaultdict(list)
-    for each in evidence:
-        for feature in each.covers:
-            by_cell[feature, each.platform, each.variant].append(each)
+    for line in evidence:
+        for feature in line.covers:
+            by_cell[feature, line.platform, line.variant].append(line)
     return [replace(record, evidence=tuple(by_cell.get(record.key, ()))) for record in records]
 
 
@@ -385,5 +385,5 @@ def _with_values(records: Sequence[Record]) -> Iterator[Record]:
         if record.kind == "value":
             values[record.argument, record.platform, record.variant].append(record)
     for record in records:
-        own = record.kind == "arg" and record.core is not Status.PLANNED
-        yield replace(record, values=tuple(values[record.key])) if own and values[record.key] else record
+        has_values = record.kind == "arg" and record.core is not Status.PLANNED
+        yield replace(record, values=tuple(values[record.key])) if has_values and values[record.key] else record

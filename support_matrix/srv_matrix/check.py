@@ -17,13 +17,13 @@ from srv_matrix.repository import Repository
 
 def check(matrix: Matrix, repository: Repository, marks: Marks | None = None) -> list[str]:
     """All faults of a checkout. `marks`: those of its tests, if they are already known."""
-    found = [*record_faults(matrix.records.values(), _variants(matrix)), *declaration_faults(matrix)]
-    found += [fault for table in matrix.tables for fault in table_faults(matrix, table.name)]
-    found += architectures.table_faults(matrix.architectures, repository)
+    faults = [*record_faults(matrix.records.values(), _variants(matrix)), *declaration_faults(matrix)]
+    faults += [fault for table in matrix.tables for fault in table_faults(matrix, table.name)]
+    faults += architectures.table_faults(matrix.architectures, repository)
     if matrix.evidence:
         marks = read_marks(repository) if marks is None else marks
-        found += evidence_faults(matrix.evidence, _testable_cells(matrix), marks, repository.is_ancestor)
-    return found
+        faults += evidence_faults(matrix.evidence, _testable_cells(matrix), marks, repository.is_ancestor)
+    return faults
 
 
 def prune_evidence(matrix: Matrix, repository: Repository) -> list[str]:
@@ -41,13 +41,13 @@ def _testable_cells(matrix: Matrix) -> list[Key]:
 
 def notes(matrix: Matrix, repository: Repository) -> list[str]:
     """Notes on what cannot be checked in this clone, and on the age of evidence; these are not faults."""
-    commits = dict.fromkeys(each.commit for each in matrix.evidence)
+    commits = dict.fromkeys(line.commit for line in matrix.evidence)
     unknown = [commit for commit in commits if repository.is_ancestor(commit) is None]
-    found: list[str] = []
+    lines: list[str] = []
     if unknown:
         reason = f"it cannot be checked whether {', '.join(unknown)} is in its history (fetch the full history)"
-        found.append(f"this clone is shallow: {reason}")
-    return found + age_notes(matrix.evidence, ages_of(matrix.evidence, repository))
+        lines.append(f"this clone is shallow: {reason}")
+    return lines + age_notes(matrix.evidence, ages_of(matrix.evidence, repository))
 
 
 def _variants(matrix: Matrix) -> list[tuple[str, str]]:
@@ -94,9 +94,9 @@ def declaration_faults(matrix: Matrix) -> Iterator[str]:
 
 def table_faults(matrix: Matrix, name: str) -> Iterator[str]:
     """Rows of a published table that differ without an explanation, and explanations that apply to no row."""
-    table = next(each for each in matrix.tables if each.name == name)
+    table = next(candidate for candidate in matrix.tables if candidate.name == name)
     compared = compare_table(matrix, table)
-    for each in compared:
-        if not each.explained:
-            yield f"{name}: {each.flag} is {each.outcome.value} without an explanation ({each.detail})"
+    for row in compared:
+        if not row.explained:
+            yield f"{name}: {row.flag} is {row.outcome.value} without an explanation ({row.detail})"
     yield from stale_reasons(table, compared)

@@ -20,25 +20,26 @@ _ARGS: Mapping[str, Any] = {"num_bits": 8, "symmetric": True}
 
 
 class Form(NamedTuple):
-    """One form of checkpoints. `name`: what users call it, "" for the ordinary one. `stated`: its quantization_config.
+    """One form of checkpoints. `name`: what users call it, "" for the ordinary one. `quant_config`: its
+    quantization_config.
 
     Unless a method has a form of its own for an architecture (`only`), its forms are those of all others.
     """
 
     name: str
-    stated: Mapping[str, Any]
+    quant_config: Mapping[str, Any]
     only: str = ""
 
 
 def _compressed(form: str, weights: Mapping[str, Any], inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
-    stated = {"quant_method": "compressed-tensors", "format": form, "ignore": _LEFT_OUT}
-    return {**stated, "config_groups": {"group_0": group}}
+    config = {"quant_method": "compressed-tensors", "format": form, "ignore": _LEFT_OUT}
+    return {**config, "config_groups": {"group_0": group}}
 
 
 def _gptq(**fields: Any) -> dict[str, Any]:
-    stated = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, **fields}
-    return {**stated, "modules_to_not_convert": _LEFT_OUT}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, **fields}
+    return {**config, "modules_to_not_convert": _LEFT_OUT}
 
 
 _CHANNEL = {**_ARGS, "strategy": "channel", "dynamic": False}
@@ -81,14 +82,14 @@ assert {*METHODS, "gguf"} == CHECKPOINT_METHODS.keys()  # GGUF files are cells o
 
 def forms(method: str, architecture: str) -> tuple[Form, ...]:
     """The forms in which a method stores the models of an architecture."""
-    own = tuple(form for form in FORMS[method] if form.only == architecture)
-    return own or tuple(form for form in FORMS[method] if not form.only)
+    special = tuple(form for form in FORMS[method] if form.only == architecture)
+    return special or tuple(form for form in FORMS[method] if not form.only)
 
 
 def in_form(model: ModelFacts, method: str, form: Form, layers: Iterable[str]) -> ModelFacts:
     """The facts of a model quantized in a form. `layers`: the names of its linear layers."""
-    stated = dict(form.stated)
+    quant_config = dict(form.quant_config)
     if method == "modelslim":
-        stated |= {f"{name}.weight": "W8A8_DYNAMIC" for name in layers}
-    config = {**model.config, "quantization_config": stated}
+        quant_config |= {f"{name}.weight": "W8A8_DYNAMIC" for name in layers}
+    config = {**model.config, "quantization_config": quant_config}
     return replace(model, config=config, quantization=method)

@@ -58,14 +58,14 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def is_quantized(self) -> bool:
-        return any(each.get("quantization_config") for each in self._parts)
+        return any(part.get("quantization_config") for part in self._parts)
 
     @property
     def weights(self) -> str:
         """How its linear layers are stored, as config.json says."""
-        methods = [(each.get("quantization_config") or {}).get("quant_method") for each in self._parts]
-        dtypes = [each.get(name) for each in self._parts for name in ("torch_dtype", "dtype")]
-        return next((str(each) for each in (*methods, *dtypes) if each), "not stated")
+        methods = [(part.get("quantization_config") or {}).get("quant_method") for part in self._parts]
+        dtypes = [part.get(name) for part in self._parts for name in ("torch_dtype", "dtype")]
+        return next((str(method) for method in (*methods, *dtypes) if method), "not stated")
 
     @property
     def _parts(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -97,22 +97,22 @@ def read_checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
     """The facts of all files, in alphabetical order; MatrixError if one is damaged, or a source is not listed."""
     sources = read_toml(folder / _SOURCES) if folder.exists() else {}
     files = sorted(path for path in folder.glob("*.jsonl") if path.name != _VERDICTS)
-    found = [each for path in files for each in _rows(path, Checkpoint)]
-    for each in found:
-        named = [text.partition(": ")[0] for text in (*each.source.split("; "), each.size_source)]
-        if unknown := [name for name in named if name not in sources]:
-            raise MatrixError(f"{each.id} has the source {unknown[0]!r}, which {folder / _SOURCES} does not list")
-    return tuple(sorted(found, key=lambda each: each.id.lower()))
+    rows = [row for path in files for row in _rows(path, Checkpoint)]
+    for row in rows:
+        cited = [text.partition(": ")[0] for text in (*row.source.split("; "), row.size_source)]
+        if unknown := [name for name in cited if name not in sources]:
+            raise MatrixError(f"{row.id} has the source {unknown[0]!r}, which {folder / _SOURCES} does not list")
+    return tuple(sorted(rows, key=lambda row: row.id.lower()))
 
 
 def read_verdicts(folder: Path) -> Mapping[str, Verdicts]:
     """The recorded verdicts by checkpoint; {} if none were recorded."""
     path = folder / _VERDICTS
-    return {each.id: each for each in _rows(path, Verdicts)} if path.exists() else {}
+    return {row.id: row for row in _rows(path, Verdicts)} if path.exists() else {}
 
 
 def write_verdicts(folder: Path, verdicts: Sequence[Verdicts]) -> None:
-    lines = [msgspec.json.encode(each).decode() + "\n" for each in verdicts]
+    lines = [msgspec.json.encode(verdict).decode() + "\n" for verdict in verdicts]
     (folder / _VERDICTS).write_text("".join(lines), encoding="utf-8")
 
 
@@ -134,19 +134,19 @@ def user_input(checkpoint: Checkpoint, folder: Path, place: str, ranks: int) -> 
 def plan(user: UserInput) -> tuple[LaunchPlan | None, tuple[str, ...]]:
     """The plan, if there is one, and the codes of its refusals in alphabetical order."""
     try:
-        made = make_plan(user, _target)
+        planned = make_plan(user, _target)
     except Refusal as refusal:
-        return None, tuple(sorted({each.code for each in refusal.rejections}))
-    return made, tuple(sorted({each.code for each in made.refusals}))
+        return None, tuple(sorted({rejection.code for rejection in refusal.rejections}))
+    return planned, tuple(sorted({rejection.code for rejection in planned.refusals}))
 
 
 def plan_on(checkpoint: Checkpoint, folder: Path, place: str, ranks: int) -> Verdict:
     """The verdict on this number of ranks. Whether memory suffices is not said of what is refused for other reasons."""
-    made, codes = plan(user_input(checkpoint, folder, place, ranks))
+    planned, codes = plan(user_input(checkpoint, folder, place, ranks))
     if codes:
-        return Verdict(ranks=ranks, codes=tuple(each for each in codes if each != _TOO_SMALL) or codes)
-    assert made is not None
-    return Verdict("native" if made.kernels.layers == layers_name(native=True) else "transformers", ranks)
+        return Verdict(ranks=ranks, codes=tuple(code for code in codes if code != _TOO_SMALL) or codes)
+    assert planned is not None
+    return Verdict("native" if planned.kernels.layers == layers_name(native=True) else "transformers", ranks)
 
 
 def verdict_on(checkpoint: Checkpoint, folder: Path, place: str) -> Verdict:
@@ -164,8 +164,8 @@ def verdicts_of(checkpoint: Checkpoint) -> Verdicts:
     with TemporaryDirectory() as name:
         folder = Path(name)
         places = {place: verdict_on(checkpoint, folder, place) for place in MACHINES}
-        made, _ = plan(user_input(checkpoint, folder, next(iter(MACHINES)), 1))
-    model = made.model if made else None
+        planned, _ = plan(user_input(checkpoint, folder, next(iter(MACHINES)), 1))
+    model = planned.model if planned else None
     architecture = model.architecture if model else str(checkpoint.config["architectures"][0])
     parameters = model.parameters if model else None
     return Verdicts(id=checkpoint.id, architecture=architecture, parameters=parameters, places=places)
@@ -175,10 +175,12 @@ def record(folder: Path, only: str = "") -> Iterator[str]:
     """Plan the checkpoints whose ids contain a text, write the verdicts, and yield a line for each that changed."""
     before, recorded = read_verdicts(folder), []
     for checkpoint in read_checkpoints(folder):
-        kept = before.get(checkpoint.id)
-        recorded.append(verdicts_of(checkpoint) if kept is None or only in checkpoint.id else kept)
-        if recorded[-1] != kept:
-            yield f"{checkpoint.id}: " + ", ".join(f"{place} {each}" for place, each in recorded[-1].places.items())
+        old = before.get(checkpoint.id)
+        recorded.append(verdicts_of(checkpoint) if old is None or only in checkpoint.id else old)
+        if recorded[-1] != old:
+            yield f"{checkpoint.id}: " + ", ".join(
+                f"{place} {place_verdict}" for place, place_verdict in recorded[-1].places.items()
+            )
     write_verdicts(folder, recorded)
 
 

@@ -27,18 +27,18 @@ _KEY = (
 def checkpoints_page(matrix: Matrix) -> str:
     """Which checkpoints are served where, and where their facts come from."""
     lines = [GENERATED, "# Published models", "", _ABOUT, "", _KEY, "", *_machines(), "", *_table(matrix), ""]
-    if wanted := [each for each, _ in matrix.checkpoints if each.wanted]:
+    if popular := [checkpoint for checkpoint, _ in matrix.checkpoints if checkpoint.wanted]:
         lines += ["## Not served as they should be", ""]
-        lines += [f"- `{each.id}`: {each.wanted}" for each in wanted] + [""]
-    if more := [each for each, _ in matrix.checkpoints if each.more]:
+        lines += [f"- `{checkpoint.id}`: {checkpoint.wanted}" for checkpoint in popular] + [""]
+    if more := [checkpoint for checkpoint, _ in matrix.checkpoints if checkpoint.more]:
         lines += ["## Parameters that are not loaded", ""]
-        lines += [f"- `{each.id}` counts {each.more}." for each in more] + [""]
+        lines += [f"- `{checkpoint.id}` counts {checkpoint.more}." for checkpoint in more] + [""]
     lines += ["## Sources", "", *_sources(matrix)]
     return text_of(lines)
 
 
 def _machines() -> Iterator[str]:
-    machines = ", ".join(f"`{each}`" for each in MACHINES.values())
+    machines = ", ".join(f"`{machine}`" for machine in MACHINES.values())
     yield f"The machines, as `srv plan --device` takes them: {machines}."
 
 
@@ -48,7 +48,7 @@ def _table(matrix: Matrix) -> Iterator[str]:
     yield " | ".join(["---", "---:", "---", "---", *[":-:"] * len(heads)])
     levels = _levels(matrix.evidence)
     for checkpoint, verdicts in matrix.checkpoints:
-        others = ", ".join(escape(each) for each in checkpoint.formats if each != "safetensors")
+        others = ", ".join(escape(form) for form in checkpoint.formats if form != "safetensors")
         cells = [f"`{checkpoint.id}`", _amount(checkpoint.parameters), checkpoint.weights, others or "-"]
         yield " | ".join((*cells, *(_cell(levels, checkpoint, verdicts, place) for place in MACHINES)))
 
@@ -66,11 +66,11 @@ def _cell(levels: Levels, checkpoint: Checkpoint, verdicts: Verdicts, place: str
 def _levels(evidence: Iterable[Evidence]) -> Levels:
     """The highest level of a test that passed, by the feature that it covers and the place."""
     levels: dict[tuple[str, str], Level] = {}
-    for each in evidence:
-        if each.outcome == "passed":
-            for feature in each.covers:
-                key = feature, f"{each.platform}:{each.variant}"
-                levels[key] = max(each.level, levels.get(key, each.level))
+    for line in evidence:
+        if line.outcome == "passed":
+            for feature in line.covers:
+                key = feature, f"{line.platform}:{line.variant}"
+                levels[key] = max(line.level, levels.get(key, line.level))
     return levels
 
 
@@ -88,5 +88,5 @@ def _amount(parameters: int) -> str:
 def _sources(matrix: Matrix) -> Iterator[str]:
     yield "Checkpoint | config.json | Parameters"
     yield "--- | --- | ---"
-    for each, _ in matrix.checkpoints:
-        yield f"`{each.id}` | {escape(each.source)} | {escape(each.size_source)}"
+    for checkpoint, _ in matrix.checkpoints:
+        yield f"`{checkpoint.id}` | {escape(checkpoint.source)} | {escape(checkpoint.size_source)}"

@@ -95,7 +95,7 @@ def _add_options(name: str, verb: argparse.ArgumentParser) -> None:
     if name == "show":
         verb.add_argument("--device", required=True, metavar="NAME:VARIANT", help="for example npu:a3")
         verb.add_argument(
-            "--status", choices=[each.value for each in Status], help="show only arguments with this status"
+            "--status", choices=[status.value for status in Status], help="show only arguments with this status"
         )
     if name in ("diff", "show", "coverage"):
         verb.add_argument("--json", action="store_true", help="print JSON")
@@ -124,7 +124,7 @@ def _compare(repository: Repository) -> int:
     """Print what is stale, and the command that mends it."""
     stale = stale_outputs(repository)
     print(
-        "".join(f"- {each}\n" for each in stale)
+        "".join(f"- {page}\n" for page in stale)
         + (f"To mend this, run:\n{REMEDY}" if stale else "the pages are up to date")
     )
     return FAULTY if stale else 0
@@ -137,8 +137,8 @@ def _generate_for_plugin(namespace: argparse.Namespace) -> int:
     write_site(matrix, folder)
     for name, text in pages(matrix).items():
         (folder / name).write_text(text, encoding="utf-8")
-    failed = sum(bool(each.failed) for each in matrix.records.values())
-    verified = sum(bool(each.ran) for each in matrix.records.values())
+    failed = sum(bool(record.failed) for record in matrix.records.values())
+    verified = sum(bool(record.ran) for record in matrix.records.values())
     print(
         f"{folder}: {len(matrix.records)} cells, {verified} of which a check has run"
         + (f", {failed} failed" if failed else "")
@@ -167,7 +167,7 @@ def run_check(namespace: argparse.Namespace) -> int:
         contradictions, skips = compare(matrix.evidence, fresh, strict=bool(os.environ.get("CI")))
         faults += contradictions
         remarks += skips
-    for line in (*faults, *(f"note: {each}" for each in remarks)):
+    for line in (*faults, *(f"note: {remark}" for remark in remarks)):
         print(f"- {line}")
     verdict = "the support matrix is consistent" if not faults else f"{len(faults)} faults"
     print(f"{verdict}: {len(matrix.records)} cells, {len(matrix.evidence)} lines of evidence")
@@ -207,7 +207,7 @@ def run_diff(namespace: argparse.Namespace) -> int:
     matrix = read_matrix(repository)
     compared = [(table, compare_table(matrix, table)) for table in tables]
     selected = {
-        table.name: [each for each in rows if namespace.all or each.outcome is not Outcome.AGREE]
+        table.name: [row for row in rows if namespace.all or row.outcome is not Outcome.AGREE]
         for table, rows in compared
     }
     if namespace.json:
@@ -215,7 +215,7 @@ def run_diff(namespace: argparse.Namespace) -> int:
             table.name: {
                 "rows": len(table.rows),
                 "counts": counts(rows),
-                "differences": [_difference(each) for each in selected[table.name]],
+                "differences": [_difference(row) for row in selected[table.name]],
             }
             for table, rows in compared
         }
@@ -224,9 +224,9 @@ def run_diff(namespace: argparse.Namespace) -> int:
         for table, rows in compared:
             print(f"{table.title}: {len(table.rows)} rows compared with platform {table.platform}")
             print("".join(f"  {name:<20}{count:>4}\n" for name, count in counts(rows).items()))
-            for each in selected[table.name]:
-                print(f"{each.outcome.value:<20}{each.flag}  {each.detail}" + _indented_line(each.reason, 20))
-    explained = all(each.explained for _, rows in compared for each in rows)
+            for row in selected[table.name]:
+                print(f"{row.outcome.value:<20}{row.flag}  {row.detail}" + _indented_line(row.reason, 20))
+    explained = all(row.explained for _, rows in compared for row in rows)
     return 0 if explained else FAULTY
 
 
@@ -252,16 +252,16 @@ def run_show(namespace: argparse.Namespace) -> int:
     variants = matrix.manifests[0].variants
     if variant not in variants:
         raise MatrixError(f"--device {namespace.device}: set a variant of {platform}, one of {', '.join(variants)}")
-    cells = [each for each in _cells(matrix, platform, variant) if namespace.status in (None, each.status.value)]
+    cells = [cell for cell in _cells(matrix, platform, variant) if namespace.status in (None, cell.status.value)]
     if namespace.json:
-        shown = [_shown(each) | {"age": _shown_age(age_of(each, ages))} for each in cells]
+        shown = [_shown(cell) | {"age": _shown_age(age_of(cell, ages))} for cell in cells]
         print(json.dumps(shown, indent=2, ensure_ascii=False))
         return 0
-    for each in cells:
-        reason = f"{each.reason} [{each.reason_code}]" if each.reason_code else ""
-        age = age_of(each, ages)
+    for cell in cells:
+        reason = f"{cell.reason} [{cell.reason_code}]" if cell.reason_code else ""
+        age = age_of(cell, ages)
         ran = "" if age is None else f", ran {age}" + (" (old)" if age.is_old else "")
-        print(f"{each.feature:<48}{mark(each)}{ran}" + _indented_line(reason, 6))
+        print(f"{cell.feature:<48}{mark(cell)}{ran}" + _indented_line(reason, 6))
     return 0
 
 
@@ -303,17 +303,17 @@ def run_coverage(namespace: argparse.Namespace) -> int:
 
 
 def _numbers(cells: Sequence[Record]) -> dict[str, int]:
-    counted = Counter(each.status.value for each in cells)
+    counted = Counter(cell.status.value for cell in cells)
     return {status.value: counted[status.value] for status in Status} | {"verified": sum(c.verified for c in cells)}
 
 
 def _repository(root: Path | None) -> Repository:
     """The checkout that contains `root`, or else the current folder; MatrixError if there is none."""
     start = root or Path.cwd()
-    found = find_repository(start.resolve())
-    if found is None:
+    repository = find_repository(start.resolve())
+    if repository is None:
         raise MatrixError(f"{start} is not in a checkout of srv. Run the command in one, or set it with --root")
-    return found
+    return repository
 
 
 def _repository_if_any(root: Path | None) -> Repository | None:
@@ -326,11 +326,11 @@ def _tables(repository: Repository, path: Path | None) -> tuple[Table, ...]:
     tables = read_tables(repository.published)
     if path is None:
         return tables
-    known = {table.name: table for table in tables}
-    if path.stem not in known:
+    by_name = {table.name: table for table in tables}
+    if path.stem not in by_name:
         raise MatrixError(
             f"--against {path}: there is no table {path.stem}. Name the file after a table in published/index.toml: "
-            f"{', '.join(f'{name}.csv' for name in known) or 'it lists none'}"
+            f"{', '.join(f'{name}.csv' for name in by_name) or 'it lists none'}"
         )
-    table = known[path.stem]
+    table = by_name[path.stem]
     return (replace(table, rows=read_rows(path, table.variants)),)

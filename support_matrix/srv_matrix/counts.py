@@ -22,10 +22,10 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Counts:
-        found = dict.fromkeys(cls._fields, 0)
+        counts = dict.fromkeys(cls._fields, 0)
         for record in records:
-            found[_class_of(record)] += 1
-        return cls(**found)
+            counts[_class_of(record)] += 1
+        return cls(**counts)
 
     def __str__(self) -> str:
         forced = f", {self.forced} on a newer device with its code path forced" if self.forced else ""

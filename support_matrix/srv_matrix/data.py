@@ -35,12 +35,12 @@ def to_dict(matrix: Matrix, ages: Ages | None = None) -> dict[str, Any]:
         "legend": {sign.look.glyph: {"look": sign.look.color, "meaning": sign.meaning} for sign in LEGEND},
         "levels": {level.name: meaning for level, meaning in LEVELS.items()},
         "platforms": {
-            each.name: {
-                "variants": list(each.variants),
-                "summary": each.summary,
-                "products": {variant: each.facts.profiles[variant].name for variant in each.variants},
+            manifest.name: {
+                "variants": list(manifest.variants),
+                "summary": manifest.summary,
+                "products": {variant: manifest.facts.profiles[variant].name for variant in manifest.variants},
             }
-            for each in matrix.manifests
+            for manifest in matrix.manifests
         },
         **({} if ages is None else {"ages": _ages(ages)}),
         "features": _features(matrix, ages),
@@ -50,10 +50,10 @@ def to_dict(matrix: Matrix, ages: Ages | None = None) -> dict[str, Any]:
 
 def _ages(ages: Ages) -> dict[str, dict[str, dict[str, Any]]]:
     """By platform, then by commit."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    by_platform: dict[str, dict[str, dict[str, Any]]] = {}
     for (platform, commit), age in ages.items():
-        found.setdefault(platform, {})[commit] = {**age._asdict(), "old": age.is_old}
-    return found
+        by_platform.setdefault(platform, {})[commit] = {**age._asdict(), "old": age.is_old}
+    return by_platform
 
 
 def _features(matrix: Matrix, ages: Ages | None) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ def to_json(matrix: Matrix, ages: Ages | None = None) -> str:
 
 
 def _lines(entries: list[dict[str, Any]]) -> str:
-    lines = [json.dumps(each, ensure_ascii=False, separators=(",", ":")) for each in entries]
+    lines = [json.dumps(entry, ensure_ascii=False, separators=(",", ":")) for entry in entries]
     return "\n" + ",\n".join(lines) + "\n" if lines else ""
 
 
@@ -107,7 +107,7 @@ def cell(record: Record) -> dict[str, Any]:
         "glyph": look_of(record).glyph,
         "look": look_of(record).color,
         "word": record.word if record.status.works else "",
-        "evidence": [_evidence(each) for each in record.evidence],
+        "evidence": [_evidence(line) for line in record.evidence],
     }
     return {name: value for name, value in fields.items() if value}
 
@@ -135,18 +135,18 @@ def _values(records: Iterable[Record], ages: Ages | None) -> dict[str, list[dict
     for record in records:
         if record.kind == "value":
             by_value.setdefault(record.feature.partition("=")[2], []).append(record)
-    return {value: _grouped(found, ages) for value, found in by_value.items()}
+    return {value: _grouped(of_value, ages) for value, of_value in by_value.items()}
 
 
 def _grouped(records: Iterable[Record], ages: Ages | None) -> list[dict[str, Any]]:
     """Cells with equal fields as one entry, with all their variants ("npu:a3")."""
-    found: dict[str, dict[str, Any]] = {}
+    by_fields: dict[str, dict[str, Any]] = {}
     for record in records:
         fields = cell(record)
         fields.pop("kind")
         fields.pop("declared_by", None)  # the variant implies it
         if ages is not None and (age := age_of(record, ages)) is not None and age.is_old:
             fields["older"] = True
-        entry = found.setdefault(json.dumps(fields), {"on": [], **fields})
+        entry = by_fields.setdefault(json.dumps(fields), {"on": [], **fields})
         entry["on"].append(f"{record.platform}:{record.variant}")
-    return list(found.values())
+    return list(by_fields.values())

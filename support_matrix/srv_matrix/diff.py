@@ -54,37 +54,37 @@ class Compared:
 def compare_table(matrix: Matrix, table: Table) -> tuple[Compared, ...]:
     """Every row of a published table with its outcome, then our arguments that it does not have."""
     rows = [_compare(matrix, table, row) for row in table.rows]
-    known = {each.argument.name for each in rows if each.argument is not None}
+    names = {row.argument.name for row in rows if row.argument is not None}
     ours = [
         Compared(argument.flag, None, argument, Outcome.UNKNOWN_ARG, "the published table does not have it")
         for name, argument in ARGUMENTS.items()
-        if name not in known
+        if name not in names
     ]
     return (*rows, *ours)
 
 
 def counts(compared: Iterable[Compared]) -> dict[str, int]:
     """Number of rows by outcome, including outcomes without rows."""
-    counted = Counter(each.outcome for each in compared)
+    counted = Counter(row.outcome for row in compared)
     return {outcome.value: counted[outcome] for outcome in Outcome}
 
 
 def stale_reasons(table: Table, compared: Iterable[Compared]) -> list[str]:
     """Reasons that apply to no row, because there is no such row or it has another outcome."""
-    outcomes = {each.flag: each.outcome.value for each in compared}
-    found: list[str] = []
+    outcomes = {row.flag: row.outcome.value for row in compared}
+    stale: list[str] = []
     for reason in table.reasons:
         for flag in reason.flags:
             if flag == ANY:
                 if reason.outcome not in outcomes.values():
-                    found.append(
+                    stale.append(
                         f"{table.name}: there is a reason for all {reason.outcome} rows, but no row has that class"
                     )
             elif outcomes.get(flag) != reason.outcome:
-                found.append(
+                stale.append(
                     f"{table.name}: there is a reason for {flag} as {reason.outcome}, but it is {outcomes.get(flag)}"
                 )
-    return found
+    return stale
 
 
 def _compare(matrix: Matrix, table: Table, row: Row) -> Compared:
@@ -112,15 +112,15 @@ def _sentence(clause: str) -> str:
 
 def _judge(matrix: Matrix, table: Table, row: Row, argument: Argument) -> tuple[Outcome, str]:
     cells = {variant: matrix.cell(argument.name, table.platform, variant) for variant in row.supported}
-    known = {variant: cell for variant, cell in cells.items() if cell and cell.declared is not Status.UNKNOWN}
+    judged = {variant: cell for variant, cell in cells.items() if cell and cell.declared is not Status.UNKNOWN}
     detail = "; ".join(
         f"{variant}: theirs is {'yes' if supported else 'no'}, ours {_ours(cells[variant])}"
         for variant, supported in row.supported.items()
     )
-    if len(known) < len(row.supported):
+    if len(judged) < len(row.supported):
         return Outcome.NO_EVIDENCE, detail
-    agree = [variant for variant, cell in known.items() if cell.declared.works == row.supported[variant]]
-    planned = any(cell.core is Status.PLANNED for cell in known.values())
+    agree = [variant for variant, cell in judged.items() if cell.declared.works == row.supported[variant]]
+    planned = any(cell.core is Status.PLANNED for cell in judged.values())
     if len(agree) == len(row.supported):
         if planned and any(row.supported.values()):
             return Outcome.VENDOR_ONLY_PLANNED, detail

@@ -17,7 +17,7 @@ def findings(platform: str, variant: str) -> list[Finding]:
     repository = find_repository(Path(__file__).resolve())
     if repository is None or not (repository.root / "platforms" / platform).is_dir():
         return []
-    lines = [each for each in read_folder(repository.evidence) if (each.platform, each.variant) == (platform, variant)]
+    lines = [line for line in read_folder(repository.evidence) if (line.platform, line.variant) == (platform, variant)]
     if not lines:
         return [Finding(NAME, "ok", f"nothing in the support matrix was run on {platform}:{variant}")]
     unknown = f"{len(lines)} lines on {platform}:{variant}, of commits that this clone does not have"

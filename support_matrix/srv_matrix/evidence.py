@@ -75,21 +75,21 @@ def read_file(path: Path) -> tuple[Evidence, ...]:
     except (OSError, UnicodeError) as error:
         remedy = "Pass a file that `pytest -m covers --srv-evidence FILE --srv-evidence-device NAME` has written"
         raise MatrixError(f"the evidence {path} cannot be read: {error}. {remedy}") from error
-    found: list[Evidence] = []
+    lines: list[Evidence] = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
-            found.append(from_line(line))
+            lines.append(from_line(line))
         except ValueError as error:
             remedy = "Evidence is written by pytest only (support_matrix/evidence/README.md): record it again"
             raise MatrixError(f"{path.name} line {number}: {error}. {remedy}") from error
-    return tuple(found)
+    return tuple(lines)
 
 
 def read_folder(folder: Path) -> tuple[Evidence, ...]:
     """All evidence of a folder, in the order of file names."""
-    return tuple(each for path in sorted(folder.glob("*.jsonl")) for each in read_file(path))
+    return tuple(line for path in sorted(folder.glob("*.jsonl")) for line in read_file(path))
 
 
 def write_file(path: Path, evidence: Iterable[Evidence]) -> None:
@@ -97,16 +97,16 @@ def write_file(path: Path, evidence: Iterable[Evidence]) -> None:
 
     The file is replaced atomically.
     """
-    ordered = sorted(evidence, key=lambda each: (each.platform, each.variant, each.test, each.covers))
+    ordered = sorted(evidence, key=lambda line: (line.platform, line.variant, line.test, line.covers))
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
-    new.write_text("".join(to_line(each) + "\n" for each in ordered), encoding="utf-8")
+    new.write_text("".join(to_line(line) + "\n" for line in ordered), encoding="utf-8")
     new.replace(path)
 
 
 def merged(lines: Iterable[Evidence], fresh: Evidence) -> list[Evidence]:
     """The lines with one of a new run, which replaces that of the same test, platform and machine."""
-    return [*(each for each in lines if _run_of(each) != _run_of(fresh)), fresh]
+    return [*(line for line in lines if _run_of(line) != _run_of(fresh)), fresh]
 
 
 def _run_of(evidence: Evidence) -> tuple[str, str, str]:
@@ -146,11 +146,13 @@ def collect_marks(repository: Repository, files: Iterable[str]) -> dict[str, dic
         out = Path(folder) / "marks.json"
         options = ["--collect-only", "-q", "-p", PLUGIN, f"--srv-covers={out}"]
         command = [sys.executable, "-P", "-m", "pytest", *options, *present]
-        done = subprocess.run(
+        process = subprocess.run(
             command, cwd=repository.root, capture_output=True, text=True, timeout=_COLLECT_TIMEOUT_S, check=False
         )
-        if done.returncode != 0 or not out.exists():
-            raise MatrixError(f"pytest cannot collect {', '.join(present)}: {(done.stdout + done.stderr)[-2000:]}")
+        if process.returncode != 0 or not out.exists():
+            raise MatrixError(
+                f"pytest cannot collect {', '.join(present)}: {(process.stdout + process.stderr)[-2000:]}"
+            )
         marks: dict[str, dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))
     return marks
 
@@ -165,13 +167,13 @@ def faults(
 
     `is_ancestor` returns None if this checkout cannot decide it; that is not a fault of the evidence.
     """
-    known = set(cells)
-    tests = Counter(_run_of(each) for each in evidence)
-    found = [f"evidence of {key[0]}: there are {n} lines for {key[1]}:{key[2]}" for key, n in tests.items() if n > 1]
-    commits = {commit: is_ancestor(commit) for commit in dict.fromkeys(each.commit for each in evidence)}
-    for each in evidence:
-        found += [f"evidence of {each.test}: {fault}" for fault in _faults_of(each, known, marks, commits)]
-    return found
+    known_cells = set(cells)
+    tests = Counter(_run_of(line) for line in evidence)
+    problems = [f"evidence of {key[0]}: there are {n} lines for {key[1]}:{key[2]}" for key, n in tests.items() if n > 1]
+    commits = {commit: is_ancestor(commit) for commit in dict.fromkeys(line.commit for line in evidence)}
+    for line in evidence:
+        problems += [f"evidence of {line.test}: {fault}" for fault in _faults_of(line, known_cells, marks, commits)]
+    return problems
 
 
 def prune(
@@ -181,56 +183,60 @@ def prune(
     is_ancestor: Callable[[str], bool | None],
 ) -> list[str]:
     """Remove every line with a fault from the files of a folder; returns the faults, one sentence each."""
-    known = set(cells)
+    known_cells = set(cells)
     reasons: list[str] = []
     for path in sorted(folder.glob("*.jsonl")):
         lines = read_file(path)
-        faults_by_line = [faults([each], known, marks, is_ancestor) for each in lines]
-        reasons += [f"{path.name}: {fault}" for found in faults_by_line for fault in found]
-        kept = [each for each, found in zip(lines, faults_by_line, strict=True) if not found]
-        if not kept:
+        faults_by_line = [faults([line], known_cells, marks, is_ancestor) for line in lines]
+        reasons += [f"{path.name}: {fault}" for line_faults in faults_by_line for fault in line_faults]
+        remaining = [line for line, line_faults in zip(lines, faults_by_line, strict=True) if not line_faults]
+        if not remaining:
             path.unlink()
-        elif len(kept) < len(lines):
-            write_file(path, kept)
+        elif len(remaining) < len(lines):
+            write_file(path, remaining)
     return reasons
 
 
-def _faults_of(evidence: Evidence, known: set[Key], marks: Marks, commits: Mapping[str, bool | None]) -> list[str]:
-    found: list[str] = []
+def _faults_of(
+    evidence: Evidence, known_cells: set[Key], marks: Marks, commits: Mapping[str, bool | None]
+) -> list[str]:
+    problems: list[str] = []
     mark = marks.get(evidence.test)
     if mark is None:
-        found.append("there is no such test, or it is not marked with covers")
+        problems.append("there is no such test, or it is not marked with covers")
     else:
-        found += _mark_faults(evidence, mark)
+        problems += _mark_faults(evidence, mark)
     for cell in evidence.covers:
-        if (cell, evidence.platform, evidence.variant) not in known:
+        if (cell, evidence.platform, evidence.variant) not in known_cells:
             fault = f"{evidence.platform}:{evidence.variant} has no cell {cell} that a test can cover"
-            found.append(fault + ("" if "=" in cell else "; if the values of an argument are cells, cover one of them"))
+            problems.append(
+                fault + ("" if "=" in cell else "; if the values of an argument are cells, cover one of them")
+            )
     if evidence.commit.endswith(CHANGED):
-        found.append(f"its tree had uncommitted changes ({evidence.commit}): commit, and record it again")
+        problems.append(f"its tree had uncommitted changes ({evidence.commit}): commit, and record it again")
     elif commits[evidence.commit] is False:
-        found.append(f"commit {evidence.commit} is not an ancestor of HEAD")
+        problems.append(f"commit {evidence.commit} is not an ancestor of HEAD")
     if evidence.skipped:
-        found.append(f"it was skipped ({evidence.reason}), so it shows nothing")
+        problems.append(f"it was skipped ({evidence.reason}), so it shows nothing")
     elif not evidence.passed:
-        found.append(f"its outcome is {evidence.outcome}: fix the test, or declare the cell as unsupported")
-    return found
+        problems.append(f"its outcome is {evidence.outcome}: fix the test, or declare the cell as unsupported")
+    return problems
 
 
 def _mark_faults(evidence: Evidence, mark: Mapping[str, Any]) -> list[str]:
     """Differences between a line and its test's mark."""
-    found = [f"the test does not cover {cell}" for cell in sorted(set(evidence.covers) - set(mark["covers"]))]
+    problems = [f"the test does not cover {cell}" for cell in sorted(set(evidence.covers) - set(mark["covers"]))]
     if (ran := mark["platform"]) not in ("", evidence.platform):
-        found.append(f"the evidence is for platform {evidence.platform}, but the test runs on {ran}")
+        problems.append(f"the evidence is for platform {evidence.platform}, but the test runs on {ran}")
     if evidence.level > Level[mark["level"]]:
-        found.append(f"the evidence has level {evidence.level.name}, but the test's mark has {mark['level']}")
+        problems.append(f"the evidence has level {evidence.level.name}, but the test's mark has {mark['level']}")
     forced = mark["variant"]
     if evidence.variant != (forced or evidence.machine):
         actual = f"the test forces {forced}" if forced else f"it was recorded on {evidence.machine}"
-        found.append(f"the evidence is for {evidence.variant}, but {actual}")
+        problems.append(f"the evidence is for {evidence.variant}, but {actual}")
     if evidence.note != mark["note"]:
-        found.append(f"its note is {_or_empty(evidence.note)}, but that of the mark is {_or_empty(mark['note'])}")
-    return found
+        problems.append(f"its note is {_or_empty(evidence.note)}, but that of the mark is {_or_empty(mark['note'])}")
+    return problems
 
 
 def compare(committed: Iterable[Evidence], fresh: Iterable[Evidence], *, strict: bool) -> tuple[list[str], list[str]]:
@@ -240,9 +246,9 @@ def compare(committed: Iterable[Evidence], fresh: Iterable[Evidence], *, strict:
     evidence is from a machine of the same variant. What was not run, and machine and versions, make no difference.
     """
     machines: dict[tuple[str, str], set[str]] = {}
-    for each in committed:
-        if each.passed:
-            machines.setdefault((each.test, each.platform), set()).add(each.machine)
+    for line in committed:
+        if line.passed:
+            machines.setdefault((line.test, line.platform), set()).add(line.machine)
     faults_found: list[str] = []
     notes_found: list[str] = []
     for now in fresh:

@@ -53,8 +53,8 @@ def page_name(kind: Kind) -> str:
 
 def feature_pages(matrix: Matrix) -> dict[str, str]:
     """The pages by file name; kinds without records have none."""
-    found = {kind: features_of(matrix, kind) for kind in KINDS}
-    return {page_name(kind): _page(matrix, kind, features) for kind, features in found.items() if features}
+    by_kind = {kind: features_of(matrix, kind) for kind in KINDS}
+    return {page_name(kind): _page(matrix, kind, features) for kind, features in by_kind.items() if features}
 
 
 def features_of(matrix: Matrix, kind: Kind) -> Mapping[str, Sequence[Record]]:
@@ -76,9 +76,9 @@ def _table(matrix: Matrix, kind: Kind, features: Mapping[str, Sequence[Record]],
         (manifest.name, variant): [] for manifest in matrix.manifests for variant in manifest.variants
     }
     for name, records in features.items():
-        found = {(each.platform, each.variant): each for each in records}
+        by_place = {(record.platform, record.variant): record for record in records}
         for place, texts in cells.items():
-            texts.append(_cell(kind, found.get(place), notes, own=not shared[name]))
+            texts.append(_cell(kind, by_place.get(place), notes, with_note=not shared[name]))
     shown = columns(cells)
     yield head(kind.capitalize(), shown)
     yield from _rows(kind, features, shared, shown)
@@ -113,14 +113,14 @@ def _named(kind: Kind, name: str) -> tuple[str, str]:
 
 def _shared(kind: Kind, records: Sequence[Record], notes: PageNotes) -> str:
     """The footnote of a row, if all its cells have the same reason."""
-    marks = {notes.footnote(each.reason_code, _reason(kind, each)) for each in records}
+    marks = {notes.footnote(record.reason_code, _reason(kind, record)) for record in records}
     return marks.pop() if len(marks) == 1 else ""
 
 
-def _cell(kind: Kind, record: Record | None, notes: PageNotes, *, own: bool) -> str:
+def _cell(kind: Kind, record: Record | None, notes: PageNotes, *, with_note: bool) -> str:
     if record is None:
         return "-"
-    return notes.cell(record) + (notes.footnote(record.reason_code, _reason(kind, record)) if own else "")
+    return notes.cell(record) + (notes.footnote(record.reason_code, _reason(kind, record)) if with_note else "")
 
 
 def _reason(kind: Kind, record: Record) -> str:

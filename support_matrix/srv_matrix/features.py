@@ -59,30 +59,30 @@ def features(
         (context.manifest.name, context.variant): tuple(_models(context, native, other, inventory))
         for context in contexts
     }
-    found = [
+    all_features = [
         *(record for records in unquantized.values() for record in records),
         *(_quantized(contexts, native, unquantized) if methods else ()),
         *(record for context in contexts for record in _endpoints(context, inventory)),
         *(record for context in contexts for record in op_records(context, inventory)),
         *(record for context in contexts for record in pairs(context, answers)),
     ]
-    return tuple(found)
+    return tuple(all_features)
 
 
 def without_device_code(records: Iterable[Record], unbuilt: Mapping[str, str]) -> Iterator[Record]:
     """The records, with whatever works on a platform that cannot start as planned. `unbuilt`: as in `Inventory`."""
-    for each in records:
-        if each.platform in unbuilt and each.declared.works:
+    for record in records:
+        if record.platform in unbuilt and record.declared.works:
             yield replace(
-                each,
+                record,
                 declared=Status.PLANNED,
                 reason_code=NOT_IMPLEMENTED,
-                reason=unbuilt[each.platform],
+                reason=unbuilt[record.platform],
                 base=None,
                 values=(),
             )
         else:
-            yield each
+            yield record
 
 
 # ---- models
@@ -103,16 +103,16 @@ def _models(
     All are judged with the defaults of all arguments.
     """
     unbuilt = inventory.unbuilt.get(context.manifest.name)
-    for each in native:
+    for row in native:
         facts, code_and_reason = (Status.SUPPORTED, Status.SUPPORTED), ("", "")
-        if each.unsupported:
-            facts, code_and_reason = (Status.SUPPORTED, Status.UNSUPPORTED), ("unsupported_config", each.unsupported)
-        judged = model_verdict(each.model, context.manifest, context.device)
+        if row.unsupported:
+            facts, code_and_reason = (Status.SUPPORTED, Status.UNSUPPORTED), ("unsupported_config", row.unsupported)
+        judged = model_verdict(row.model, context.manifest, context.device)
         if not judged.accepted:
             facts, code_and_reason = (Status.UNSUPPORTED, facts[1]), (judged.code, judged.reason)
         elif unbuilt is not None:
             facts, code_and_reason = (Status.PLANNED, facts[1]), (NOT_IMPLEMENTED, unbuilt)
-        yield context.record("model", f"{each.model.architecture}/{each.model.format}", facts, code_and_reason)
+        yield context.record("model", f"{row.model.architecture}/{row.model.format}", facts, code_and_reason)
     judged = verdict("model_impl", "transformers", [other], (context.manifest, context.device))
     declared = Status.SUPPORTED if judged.accepted else Status.UNSUPPORTED
     code_and_reason = ("checked_at_load", CHECKED) if judged.accepted else (judged.code, judged.reason)
@@ -128,13 +128,11 @@ def _quantized(
 ) -> Iterator[Record]:
     """The native decoders in each quantization method. `unquantized`: the records of models on each variant."""
     models = [
-        each.model
-        for each in native
-        if each.model.format == "safetensors" and each.model.generates and not each.unsupported
+        row.model for row in native if row.model.format == "safetensors" and row.model.generates and not row.unsupported
     ]
-    ends = {f"model:{each.architecture}/safetensors": each.architecture for each in models}
+    ends = {f"model:{model.architecture}/safetensors": model.architecture for model in models}
     plain = {
-        variant: {ends[each.feature]: each for each in records if each.feature in ends}
+        variant: {ends[record.feature]: record for record in records if record.feature in ends}
         for variant, records in unquantized.items()
     }
     return weight_methods(contexts, quantized_models(models), plain)

@@ -73,14 +73,14 @@ def _all(features: Mapping[str, Sequence[Record]]) -> list[Record]:
 
 
 def _counts_table(matrix: Matrix, records: Sequence[Record]) -> Iterator[str]:
-    found: dict[tuple[str, str], list[Record]] = {}
+    by_place: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        found.setdefault((record.platform, record.variant), []).append(record)
+        by_place.setdefault((record.platform, record.variant), []).append(record)
     yield " | ".join(["Platform", "Variant", *_COUNTED, "of"])
     yield " | ".join(["---", "---", *["---:"] * len(_COUNTED), "---:"])
     for manifest in matrix.manifests:
         for variant in manifest.variants:
-            counted = Counts.of(found.get((manifest.name, variant), ()))
+            counted = Counts.of(by_place.get((manifest.name, variant), ()))
             yield f"[{manifest.name}]({manifest.name}.md) | {variant} | " + " | ".join(
                 map(str, (*counted, sum(counted)))
             )

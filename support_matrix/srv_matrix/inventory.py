@@ -62,10 +62,10 @@ def from_json(text: str) -> Inventory:
     """The inverse of `to_json`; MatrixError for any other text."""
     try:
         raw = json.loads(text)
-        ops = tuple(Op(each["name"], each["signature"], tuple(each["dtypes"])) for each in raw["ops"])
+        ops = tuple(Op(entry["name"], entry["signature"], tuple(entry["dtypes"])) for entry in raw["ops"])
         implemented = {
-            variant: {op: tuple(dtypes) for op, dtypes in found.items()}
-            for variant, found in raw["implemented"].items()
+            variant: {op: tuple(dtypes) for op, dtypes in ops_by_variant.items()}
+            for variant, ops_by_variant in raw["implemented"].items()
         }
         return Inventory(tuple(raw["endpoints"]), ops, implemented, dict(raw["unbuilt"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -80,10 +80,10 @@ def read(path: Path) -> Inventory:
 def observe_in_child(plugin: str = "") -> Inventory:
     """Run `observe` in a child process. MatrixError if that fails."""
     command = [sys.executable, "-P", "-m", __name__, *([PLUGIN, plugin] if plugin else [])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    if done.returncode != 0:
-        raise MatrixError(f"the inventory cannot be generated: {done.stderr[-2000:]}")
-    return from_json(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    if process.returncode != 0:
+        raise MatrixError(f"the inventory cannot be generated: {process.stderr[-2000:]}")
+    return from_json(process.stdout)
 
 
 def observe(plugin: str = "") -> Inventory:
@@ -92,21 +92,24 @@ def observe(plugin: str = "") -> Inventory:
     `plugin`: a platform. Then its facts alone say what is implemented, and nothing is said if they list no ops.
     """
     contracts = pkgutil.resolve_name("srv_kernels.contracts:CONTRACTS")
-    ops = tuple(Op(each.name, each.signature, tuple(map(_dtype_name, each.dtypes))) for each in contracts.values())
+    ops = tuple(
+        Op(contract.name, contract.signature, tuple(map(_dtype_name, contract.dtypes)))
+        for contract in contracts.values()
+    )
     implemented: dict[str, dict[str, tuple[str, ...]]] = {}
     unbuilt: dict[str, str] = {}
-    for found in find_platforms().values():
-        if found.name != plugin if plugin else found.distribution != _BUILT_IN:
+    for platform in find_platforms().values():
+        if platform.name != plugin if plugin else platform.distribution != _BUILT_IN:
             continue
-        if plugin and not found.loaded.facts.ops:
+        if plugin and not platform.loaded.facts.ops:
             continue
-        reason = None if plugin else without_code(found.loaded)
+        reason = None if plugin else without_code(platform.loaded)
         if reason is not None:
-            unbuilt[found.loaded.name] = reason
+            unbuilt[platform.loaded.name] = reason
             continue
-        for variant in found.loaded.variants:
-            implemented[f"{found.loaded.name}:{variant}"] = {
-                each.name: _supported(found.loaded.facts, variant, each) for each in contracts.values()
+        for variant in platform.loaded.variants:
+            implemented[f"{platform.loaded.name}:{variant}"] = {
+                contract.name: _supported(platform.loaded.facts, variant, contract) for contract in contracts.values()
             }
     return Inventory(_endpoints(), ops, implemented, unbuilt)
 
@@ -125,7 +128,7 @@ def _supported(facts: PlatformFacts, variant: str, contract: Any) -> tuple[str, 
     device, sizes = facts.profiles[variant], dict.fromkeys(contract.sizes, _SIZE)
     dtypes = map(_dtype_name, contract.dtypes)
     return tuple(
-        each for each in dtypes if choose_op(facts.ops, device, contract.name, OpCall(each, sizes)).spec is not None
+        dtype for dtype in dtypes if choose_op(facts.ops, device, contract.name, OpCall(dtype, sizes)).spec is not None
     )
 
 

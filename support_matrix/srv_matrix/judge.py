@@ -80,20 +80,25 @@ def verdict(
         try:
             _launch(_one_value(argument, value, more), on, model)
         except Refusal as refusal:
-            named = [each for each in refusal.rejections if each.what == argument]
-            about = named or list(refusal.rejections)
+            about_it = [rejection for rejection in refusal.rejections if rejection.what == argument]
+            about = about_it or list(refusal.rejections)
             if about[0].code == NOT_INSTALLED:
                 return Verdict()
             refusals.append(_verdict(about[0]))
             if len(refusals) == 1:
-                codes = {each.code for each in about}
+                codes = {rejection.code for rejection in about}
                 pending += special_models() if inert.CODE in codes else ()
                 pending += quantized_models() if weights.OTHER_METHOD in codes else ()
-            if named and named[0].code != inert.CODE and not any(model is each for each in models):
-                effective = effective or _verdict(named[0])
-            other = any(each.code == weights.OTHER_METHOD for each in named)  # perhaps of this checkpoint alone
-            if not other and (found := [each for each in named if each.code in OF_ANY_MODEL]):
-                decisive = _verdict(found[0])
+            if (
+                about_it
+                and about_it[0].code != inert.CODE
+                and not any(model is sample_model for sample_model in models)
+            ):
+                effective = effective or _verdict(about_it[0])
+            # perhaps of this checkpoint alone
+            other = any(rejection.code == weights.OTHER_METHOD for rejection in about_it)
+            if not other and (of_any := [rejection for rejection in about_it if rejection.code in OF_ANY_MODEL]):
+                decisive = _verdict(of_any[0])
                 break
         else:
             return Verdict()
@@ -107,17 +112,19 @@ def _launch(user: UserInput, on: tuple[Manifest, DeviceFacts] | None, model: Mod
     if manifest is None or device is None:
         return
     check = check_launch(Target(manifest, device, "", {}), model, resolved, None)
-    if refusals := [each for each in check.refusals if each.code != NO_DEVICE_CODE]:  # cells say so of their platform
+    if refusals := [
+        refusal for refusal in check.refusals if refusal.code != NO_DEVICE_CODE
+    ]:  # cells say so of their platform
         raise Refusal(refusals)
 
 
 def pool_verdict(argument: str, value: Any, model: ModelFacts, manifest: Manifest, device: DeviceFacts) -> Verdict:
     """Whether weights and the smallest KV pool fit on a device with an accepted value, by the rules of `srv plan`."""
     try:
-        found = resolve(_one_value(argument, value), manifest=manifest, device=device, model=model)
-        estimate(found.config, model, device, int(found.quantities[RESERVED_MEMORY].total))
+        resolved = resolve(_one_value(argument, value), manifest=manifest, device=device, model=model)
+        estimate(resolved.config, model, device, int(resolved.quantities[RESERVED_MEMORY].total))
     except Refusal as refusal:
-        too_small = [_verdict(each) for each in refusal.rejections if each.code == POOL_TOO_SMALL]
+        too_small = [_verdict(rejection) for rejection in refusal.rejections if rejection.code == POOL_TOO_SMALL]
         return too_small[0] if too_small else Verdict()
     return Verdict()
 
@@ -151,7 +158,7 @@ def planned_verdicts(values: Mapping[str, tuple[Any, ...]], model: ModelFacts) -
     try:
         resolve(_user_input((name, value) for name, tried in values.items() for value in tried), model=model)
     except Refusal as refusal:
-        return {(each.what, each.value or ""): _verdict(each) for each in refusal.rejections}
+        return {(rejection.what, rejection.value or ""): _verdict(rejection) for rejection in refusal.rejections}
     return {}
 
 

@@ -46,7 +46,11 @@ def judge(
     manifests = tuple(manifests)
     models = models or sample_models()
     inventory = inventory or Inventory()
-    defaults = {(each.name, variant): _defaults(each, variant) for each in manifests for variant in each.variants}
+    defaults = {
+        (manifest.name, variant): _defaults(manifest, variant)
+        for manifest in manifests
+        for variant in manifest.variants
+    }
     arguments = judge_arguments(manifests, models, evidence)
     others = features(manifests, models, inventory, methods=methods)
     return Judged(manifests, arguments, others, inventory.unbuilt, defaults)

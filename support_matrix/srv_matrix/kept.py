@@ -35,8 +35,8 @@ _OWN_IMPORT = re.compile(r"^\s*from srv_matrix(?:\.(\w+))? import ([\w, ]+)", re
 def kept(folder: Path, kind: str, key: str, form: type[T], make: Callable[[], T]) -> T:
     """The result of `make` for this key, from the folder if it is there. Without a writable folder it is not kept."""
     path = folder / f"{kind}-{key}.json"
-    if (found := _read(path, form)) is not None:
-        return found
+    if (stored := _read(path, form)) is not None:
+        return stored
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
@@ -46,12 +46,12 @@ def kept(folder: Path, kind: str, key: str, form: type[T], make: Callable[[], T]
     with lock:
         with contextlib.suppress(OSError):  # a file system without locks: both compute
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if (found := _read(path, form)) is not None:  # another process has computed it meanwhile
-            return found
-        made = make()
-        _write(path, made)
+        if (stored := _read(path, form)) is not None:  # another process has computed it meanwhile
+            return stored
+        computed = make()
+        _write(path, computed)
         _remove_unused(folder, kind)
-    return made
+    return computed
 
 
 def _read(path: Path, form: type[T]) -> T | None:
@@ -63,9 +63,9 @@ def _read(path: Path, form: type[T]) -> T | None:
     return None
 
 
-def _write(path: Path, made: object) -> None:
+def _write(path: Path, value: object) -> None:
     """Replace the file atomically; one that cannot be written is left out."""
-    content = msgspec.json.encode(made)
+    content = msgspec.json.encode(value)
     new = path.with_suffix(f".{os.getpid()}.new")
     with contextlib.suppress(OSError):
         new.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
@@ -81,8 +81,8 @@ def _remove_unused(folder: Path, kind: str) -> None:
 def key_of(files: Iterable[Path], *more: str) -> str:
     """A digest of the names and contents of these files, of `more`, and of what is installed."""
     total = hashlib.sha256(sys.version.encode())
-    installed = sorted(f"{each.name} {each.version}" for each in distributions())
-    plugins = sorted(f"{each.group} {each.name} {each.value}" for each in _plugins())
+    installed = sorted(f"{distribution.name} {distribution.version}" for distribution in distributions())
+    plugins = sorted(f"{plugin.group} {plugin.name} {plugin.value}" for plugin in _plugins())
     for text in (*more, *installed, *plugins):
         total.update(hashlib.sha256(text.encode()).digest())
     for path in files:
@@ -96,25 +96,30 @@ def code_files(module: str) -> list[Path]:
     These are srv, every installed plugin of srv, what these import of packages named `srv_*`, and of this package what
     the module imports.
     """
-    pending = ["srv", *(each.value.partition(":")[0].partition(".")[0] for each in _plugins())]
-    found: dict[str, list[Path]] = {__package__: list(_own_files(module))}
+    pending = ["srv", *(plugin.value.partition(":")[0].partition(".")[0] for plugin in _plugins())]
+    files_by_package: dict[str, list[Path]] = {__package__: list(_own_files(module))}
     while pending:
         name = pending.pop()
-        if name not in found:
-            found[name] = files = [path for folder in _folders(name) for path in files_below(folder)]
-            pending += {each.decode() for path in files for each in _IMPORT.findall(path.read_bytes())}
-    return [path for name in sorted(found) for path in found[name]]
+        if name not in files_by_package:
+            files_by_package[name] = files = [path for folder in _folders(name) for path in files_below(folder)]
+            pending += {name_bytes.decode() for path in files for name_bytes in _IMPORT.findall(path.read_bytes())}
+    return [path for name in sorted(files_by_package) for path in files_by_package[name]]
 
 
 def files_below(folder: Path) -> Iterator[Path]:
     """The files of a folder that are neither compiled nor part of a page, in a fixed order."""
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(each for each in folders if each not in _SKIPPED_FOLDERS)
+        folders[:] = sorted(folder_name for folder_name in folders if folder_name not in _SKIPPED_FOLDERS)
         yield from (Path(parent) / name for name in sorted(names) if not name.endswith(_SKIPPED_SUFFIXES))
 
 
 def _plugins() -> list[EntryPoint]:
-    return [each for found in distributions() for each in found.entry_points if each.group.startswith("srv.")]
+    return [
+        entry_point
+        for distribution in distributions()
+        for entry_point in distribution.entry_points
+        if entry_point.group.startswith("srv.")
+    ]
 
 
 def _folders(package: str) -> list[Path]:
@@ -123,7 +128,7 @@ def _folders(package: str) -> list[Path]:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return []
-    return [] if spec is None else [Path(each) for each in spec.submodule_search_locations or ()]
+    return [] if spec is None else [Path(location) for location in spec.submodule_search_locations or ()]
 
 
 def _own_files(module: str) -> Iterator[Path]:

@@ -77,13 +77,13 @@ KEY = " · ".join(f"{sign.look.glyph} {sign.short}" for sign in LEGEND)
 
 def look_of(record: Record) -> Look:
     """The glyph of a cell: its status, and for what is accepted how far it was run."""
-    own = _OF_STATUS[record.status]
+    look = _OF_STATUS[record.status]
     if not record.status.works:
-        return Look(own, record.status.value)
+        return Look(look, record.status.value)
     if record.verified:
-        return Look(own + RUN, "verified")
+        return Look(look + RUN, "verified")
     ran = SIMULATED if record.level is Level.E3 else ""
-    return Look(own + ran or ACCEPTED, record.status.value)
+    return Look(look + ran or ACCEPTED, record.status.value)
 
 
 def mark(record: Record | None) -> str:
@@ -101,8 +101,8 @@ def mark(record: Record | None) -> str:
     if record.verified:
         note = f", {record.note}" if record.note else ""
         return f"✅ {word} ({level.name}{note})"
-    known = record.word if record.status is Status.SUPPORTED else f"{word}, {record.word}"
-    return f"{known} ({level.name})"
+    word_known = record.word if record.status is Status.SUPPORTED else f"{word}, {record.word}"
+    return f"{word_known} ({level.name})"
 
 
 def headline(text: str, limit: int) -> str:

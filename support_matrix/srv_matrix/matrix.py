@@ -62,19 +62,19 @@ class Matrix:
     @cached_property
     def values(self) -> Mapping[Key, tuple[Record, ...]]:
         """The records of the values of each argument, by the argument's own cell."""
-        found: dict[Key, list[Record]] = {}
+        by_cell: dict[Key, list[Record]] = {}
         for record in self.records.values():
             if record.kind == "value":
-                found.setdefault((record.argument, record.platform, record.variant), []).append(record)
-        return {key: tuple(records) for key, records in found.items()}
+                by_cell.setdefault((record.argument, record.platform, record.variant), []).append(record)
+        return {key: tuple(records) for key, records in by_cell.items()}
 
     def of_kind(self, kind: Kind) -> Mapping[str, tuple[Record, ...]]:
         """The records of a kind by feature, in their original order."""
-        found: dict[str, list[Record]] = {}
+        by_feature: dict[str, list[Record]] = {}
         for record in self.records.values():
             if record.kind == kind:
-                found.setdefault(record.feature, []).append(record)
-        return {feature: tuple(records) for feature, records in found.items()}
+                by_feature.setdefault(record.feature, []).append(record)
+        return {feature: tuple(records) for feature, records in by_feature.items()}
 
     def table_of(self, platform: str) -> Table | None:
         """The published table of a platform, if there is one."""
@@ -105,23 +105,23 @@ def make_matrix(
 
 def read_matrix(repository: Repository | None, platforms: Sequence[str] = ()) -> Matrix:
     """The matrix of a checkout: of the built-in platforms, or of the named `platforms` of any distribution."""
-    found = find_platforms()
-    if unknown := sorted(set(platforms) - found.keys()):
-        raise MatrixError(f"there is no platform {', '.join(unknown)}; installed are {', '.join(found)}")
-    chosen = [each for name, each in found.items() if name in platforms or not platforms]
-    manifests = [each.loaded for each in chosen if platforms or each.distribution == BUILT_IN]
+    installed = find_platforms()
+    if unknown := sorted(set(platforms) - installed.keys()):
+        raise MatrixError(f"there is no platform {', '.join(unknown)}; installed are {', '.join(installed)}")
+    chosen = [platform for name, platform in installed.items() if name in platforms or not platforms]
+    manifests = [platform.loaded for platform in chosen if platforms or platform.distribution == BUILT_IN]
     if repository is None:
         return make_matrix(manifests)
     evidence = read_folder(repository.evidence)
     judged = read_judged(repository, manifests, evidence)
-    made = matrix_of(judged, read_tables(repository.published), evidence)
-    names = [each.name for each in manifests]
-    recipes = tuple(each for each in read_recipes(repository.published) if each.platform in names)
+    matrix = matrix_of(judged, read_tables(repository.published), evidence)
+    names = [manifest.name for manifest in manifests]
+    recipes = tuple(read_recipe for read_recipe in read_recipes(repository.published) if read_recipe.platform in names)
     verdicts = read_verdicts(repository.checkpoints)
     published = read_checkpoints(repository.checkpoints)
-    checkpoints = tuple((each, verdicts[each.id]) for each in published if each.id in verdicts)
+    checkpoints = tuple((checkpoint, verdicts[checkpoint.id]) for checkpoint in published if checkpoint.id in verdicts)
     architectures = read_table(repository.architectures)
-    return replace(made, architectures=architectures, recipes=recipes, checkpoints=checkpoints)
+    return replace(matrix, architectures=architectures, recipes=recipes, checkpoints=checkpoints)
 
 
 def read_judged(repository: Repository, manifests: Sequence[Manifest], evidence: Sequence[Evidence] = ()) -> Judged:
@@ -131,9 +131,9 @@ def read_judged(repository: Repository, manifests: Sequence[Manifest], evidence:
     """
     inventory = read_inventory(repository.inventory)
     numbers = [
-        (each.name, variant, tested_numbers(evidence, each.name, variant))
-        for each in manifests
-        for variant in each.variants
+        (manifest.name, variant, tested_numbers(evidence, manifest.name, variant))
+        for manifest in manifests
+        for variant in manifest.variants
     ]
 
     def made() -> _Kept:
@@ -142,20 +142,22 @@ def read_judged(repository: Repository, manifests: Sequence[Manifest], evidence:
         return _Kept(judged.arguments, judged.features, defaults)
 
     key = key_of(code_files("judged"), repr(numbers), to_json(inventory))
-    found = kept(repository.kept, "judged", key, _Kept, made)
-    defaults = {(place.partition(":")[0], place.partition(":")[2]): each for place, each in found.defaults.items()}
-    return Judged(tuple(manifests), found.arguments, found.features, inventory.unbuilt, defaults)
+    judged = kept(repository.kept, "judged", key, _Kept, made)
+    defaults = {
+        (place.partition(":")[0], place.partition(":")[2]): default for place, default in judged.defaults.items()
+    }
+    return Judged(tuple(manifests), judged.arguments, judged.features, inventory.unbuilt, defaults)
 
 
 def read_plugin_matrix(platform: str, reports: Sequence[Path]) -> Matrix:
     """The matrix of one installed plugin, with the evidence of its conformance reports; needs no checkout."""
-    found = find_platforms()
-    if platform not in found:
-        raise MatrixError(f"--plugin {platform}: there is no such platform; installed are {', '.join(found)}")
-    manifest = found[platform].loaded
+    installed = find_platforms()
+    if platform not in installed:
+        raise MatrixError(f"--plugin {platform}: there is no such platform; installed are {', '.join(installed)}")
+    manifest = installed[platform].loaded
     read = read_reports(reports, platform)
     inventory = with_reported_ops(observe_in_child(platform), read)
     judged = judge([manifest], inventory=inventory)
     testable = [key for key, record in matrix_of(judged).records.items() if not record.values]
-    evidence = on_known_cells((each for report in read for each in evidence_of(report)), testable)
+    evidence = on_known_cells((line for report in read for line in evidence_of(report)), testable)
     return replace(matrix_of(judged, evidence=evidence), runs=tuple(map(summary_of, read)))

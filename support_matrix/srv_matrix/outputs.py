@@ -46,9 +46,9 @@ def stale_outputs(repository: Repository) -> list[str]:
     """What `write_outputs` would change, with the first lines of each difference. Writes nothing."""
     observed = {repository.inventory.name: inventory.to_json(inventory.observe_in_child())}
     generated = pages(read_matrix(repository))
-    found = [*differences(observed, repository.inventory.parent), *differences(generated, repository.pages)]
+    stale = [*differences(observed, repository.inventory.parent), *differences(generated, repository.pages)]
     return [
-        *found,
+        *stale,
         *(
             f"{repository.pages.name}/{name} is not a page of the matrix"
             for name in _extraneous(generated, repository.pages)

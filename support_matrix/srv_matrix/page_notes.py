@@ -77,18 +77,18 @@ def run_name(evidence: Evidence) -> str:
 
 def versions_of(evidence: Evidence) -> str:
     """Of the platform's package, torch, the vendor's packages, and the simulator."""
-    named = [f"{name} {version}" for name, version in evidence.versions.items()]
-    texts = [*evidence.plugin_version.split(", "), *named, *evidence.simulator.split(", ")]
+    versions = [f"{name} {version}" for name, version in evidence.versions.items()]
+    texts = [*evidence.plugin_version.split(", "), *versions, *evidence.simulator.split(", ")]
     return ", ".join(dict.fromkeys(filter(None, texts)))  # a simulator may be the platform's own package
 
 
 def newest_run(record: Record) -> Evidence | None:
     """The newest of the strongest evidence for a cell; of an argument, the oldest of that of its weakest values."""
     if record.values:
-        weakest = [each for each in record.weakest if each.word == record.word]
-        found = [ran for each in weakest if (ran := newest_run(each)) is not None]
-        return min(found, key=lambda each: (each.date, each.commit), default=None)
-    return max(record.ran, key=lambda each: (_strength(each), each.date, each.commit), default=None)
+        weakest = [value for value in record.weakest if value.word == record.word]
+        runs = [ran for value in weakest if (ran := newest_run(value)) is not None]
+        return min(runs, key=lambda run: (run.date, run.commit), default=None)
+    return max(record.ran, key=lambda line: (_strength(line), line.date, line.commit), default=None)
 
 
 def _strength(evidence: Evidence) -> int:
@@ -110,10 +110,10 @@ class Column(NamedTuple):
 
 def columns(cells: Mapping[tuple[str, str], Sequence[str]]) -> list[Column]:
     """One column for variants that agree. `cells`: by platform and variant, in the order of rows."""
-    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    by_texts: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (platform, variant), texts in cells.items():
-        found.setdefault((platform, tuple(texts)), []).append(variant)
-    return [Column(platform, tuple(variants), texts) for (platform, texts), variants in found.items()]
+        by_texts.setdefault((platform, tuple(texts)), []).append(variant)
+    return [Column(platform, tuple(variants), texts) for (platform, texts), variants in by_texts.items()]
 
 
 def general_reason(record: Record) -> str:

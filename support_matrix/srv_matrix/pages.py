@@ -38,7 +38,7 @@ def pages(matrix: Matrix) -> dict[str, str]:
     if matrix.checkpoints:
         generated[CHECKPOINTS] = checkpoints_page(matrix)
     generated |= {f"published-{table.name}.md": published_page(matrix, table) for table in matrix.tables}
-    generated |= {f"recipes-{each.name}.md": recipes_page(each) for each in matrix.recipes}
+    generated |= {f"recipes-{recipe.name}.md": recipes_page(recipe) for recipe in matrix.recipes}
     return generated | {"index.md": index_page(matrix, generated)}
 
 
@@ -51,7 +51,7 @@ def published_page(matrix: Matrix, table: Table) -> str:
     lines += [f"| {name} | {count} |" for name, count in counts(compared).items()]
     lines += ["", "Rows that differ, and our arguments that are not on the page:", ""]
     lines += ["| Argument | Class | Difference | Reason |", "| --- | --- | --- | --- |"]
-    for each in compared:
-        if each.outcome is not Outcome.AGREE:
-            lines.append(f"| `{each.flag}` | {each.outcome.value} | {escape(each.detail)} | {escape(each.reason)} |")
+    for row in compared:
+        if row.outcome is not Outcome.AGREE:
+            lines.append(f"| `{row.flag}` | {row.outcome.value} | {escape(row.detail)} | {escape(row.reason)} |")
     return text_of(lines)

@@ -59,10 +59,10 @@ def pairs(context: VariantContext, answers: Answers) -> Iterator[Record]:
 
     `answers`: of constraints, found before with the same model and manifests; those that are found here are added.
     """
-    found: dict[tuple[str, str], list[Dependency]] = {}
+    by_pair: dict[tuple[str, str], list[Dependency]] = {}
     for dependency in (*_by_constraints(context, answers), *_by_backends(context), *_by_shared_pool(context)):
-        found.setdefault(dependency.pair, []).append(dependency)
-    for (one, other), dependencies in found.items():
+        by_pair.setdefault(dependency.pair, []).append(dependency)
+    for (one, other), dependencies in by_pair.items():
         core = lower(_core_status(one), _core_status(other))
         code = "planned" if core is Status.PLANNED else dependencies[0].code
         reason = "; ".join(dict.fromkeys(dependency.reason for dependency in dependencies))
@@ -126,7 +126,7 @@ def _by_constraints(context: VariantContext, answers: Answers) -> Iterator[Depen
     for owner, constraint in _constraints(context.manifest):
         if _cannot_be_set(context, constraint.argument, answers):
             continue
-        asked, bare = (
+        asked_values, bare = (
             [
                 _Asked(
                     owner,
@@ -141,7 +141,7 @@ def _by_constraints(context: VariantContext, answers: Answers) -> Iterator[Depen
         )
         for other in constraint.reads:
             if other in ARGUMENTS and other != constraint.argument and len(_values(context, other)) > 1:
-                reason = _describe_refusal(context, constraint, other, asked)
+                reason = _describe_refusal(context, constraint, other, asked_values)
                 # Without a reason, the platform may not have the backend, or may have the capability, that it is about.
                 if reason or not (
                     _is_about_a_backend(constraint) or _describe_refusal(context, constraint, other, bare)
@@ -152,8 +152,8 @@ def _by_constraints(context: VariantContext, answers: Answers) -> Iterator[Depen
 
 def _constraints(manifest: Manifest) -> Iterator[tuple[str, Constraint]]:
     # Of USER_CONSTRAINTS, only the prerequisites: the others concern drafters of other distributions.
-    yield from ((CORE, each) for each in (*CONSTRAINTS, *DEVICE_CONSTRAINTS, *PREREQUISITES))
-    yield from ((f"platform {manifest.name}", each) for each in manifest.facts.constraints)
+    yield from ((CORE, constraint) for constraint in (*CONSTRAINTS, *DEVICE_CONSTRAINTS, *PREREQUISITES))
+    yield from ((f"platform {manifest.name}", constraint) for constraint in manifest.facts.constraints)
 
 
 def _cannot_be_set(context: VariantContext, argument: str, answers: Answers) -> bool:
@@ -162,24 +162,26 @@ def _cannot_be_set(context: VariantContext, argument: str, answers: Answers) -> 
     on_several = replace(context, facts=context.facts._replace(device=several))
     others = [value for value in _values(context, argument) if value != ARGUMENTS[argument].default]
     return any(
-        all(_Asked(owner, each, on_several, "", answers).answer({argument: value}) is not None for value in others)
-        for owner, each in _constraints(context.manifest)
-        if each.argument == argument and not each.reads
+        all(
+            _Asked(owner, constraint, on_several, "", answers).answer({argument: value}) is not None for value in others
+        )
+        for owner, constraint in _constraints(context.manifest)
+        if constraint.argument == argument and not constraint.reads
     )
 
 
-def _describe_refusal(context: VariantContext, constraint: Constraint, other: str, asked: Sequence[_Asked]) -> str:
+def _describe_refusal(context: VariantContext, constraint: Constraint, other: str, questions: Sequence[_Asked]) -> str:
     """Describe two values that the constraint refuses together, although it accepts one of them with another value.
 
     If no two values alone are refused, up to two further arguments that it reads are varied too, and are part of the
-    description. `asked`: the constraint with each model, on one device and then on several. "" if none are found; of a
-    constraint on a backend, because the platform does not have the backend that it is about.
+    description. `questions`: the constraint with each model, on one device and then on several. "" if none are found;
+    of a constraint on a backend, because the platform does not have the backend that it is about.
     """
     one = constraint.argument
     further = [name for name in constraint.reads if name in ARGUMENTS and name not in (one, other)]
     counts = range(min(2, len(further)) + 1)
     tried = {name: _values(context, name) for name in (one, other, *further)}
-    for asking, count in itertools.product(asked, counts):
+    for asking, count in itertools.product(questions, counts):
         for names in itertools.combinations(further, count):
             for chosen in itertools.product(*(tried[name] for name in names)):
                 further_values = dict(zip(names, chosen, strict=True))
@@ -221,9 +223,9 @@ class _Asked:
     def answer(self, values: Mapping[str, Any]) -> str | None:
         """The reason of a refusal of these values, and the defaults of all other arguments; or None."""
         path: tuple[Any, ...] = ()
-        while isinstance(found := self._tree.get(path), str):
-            path = (*path, values[found] if found in values else self._known.get(found))
-        return found[0] if found is not None else self._ask(values)
+        while isinstance(answer := self._tree.get(path), str):
+            path = (*path, values[answer] if answer in values else self._known.get(answer))
+        return answer[0] if answer is not None else self._ask(values)
 
     def _ask(self, values: Mapping[str, Any]) -> str | None:
         reads = {self.constraint.argument, *self.constraint.reads}
@@ -239,10 +241,10 @@ class _Asked:
         return reason
 
 
-def _refusal(asked: _Asked, varied: tuple[str, Sequence[Any]], values: Mapping[str, Any]) -> str:
+def _refusal(question: _Asked, varied: tuple[str, Sequence[Any]], values: Mapping[str, Any]) -> str:
     """The first refusal of `values` with a value of the `varied` argument; "" unless another value is accepted."""
-    one, (other, candidates) = asked.constraint.argument, varied
-    verdicts = [(tried, asked.answer({**values, other: tried})) for tried in candidates]
+    one, (other, candidates) = question.constraint.argument, varied
+    verdicts = [(tried, question.answer({**values, other: tried})) for tried in candidates]
     refused = [(tried, reason) for tried, reason in verdicts if reason is not None]
     if not refused or len(refused) == len(verdicts):
         return ""
@@ -337,14 +339,17 @@ def _requirements(
     """
     if not isinstance(unset, Requires):
         return
-    named = {
-        name: spec.name for each, names in _backends_by_argument(context.manifest) if each is spec for name in names[:1]
+    backends = {
+        name: spec.name
+        for backend, names in _backends_by_argument(context.manifest)
+        if backend is spec
+        for name in names[:1]
     }
     for required, values in unset.values.items():
         yield required, _requires(required, values)
     for name in read:
         for value in _values(context, name):
-            answer = unset if value is None else _check_backend(context, spec, model, {**named, name: value})[0]
+            answer = unset if value is None else _check_backend(context, spec, model, {**backends, name: value})[0]
             if isinstance(answer, Unfit):
                 yield name, f"does not fit {name} {_show(name, value)}: {', '.join(answer.reasons)}"
                 break

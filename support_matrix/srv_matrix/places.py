@@ -50,22 +50,26 @@ class Place:
     def runs(self, test: str, mark: Mapping[str, Any]) -> bool:
         """Whether a marked test is to be recorded here."""
         name = test.partition("::")[2]
-        suits = test.startswith(self.tests) and self.only in name and not any(each in name for each in self.never)
+        suits = test.startswith(self.tests) and self.only in name and not any(part in name for part in self.never)
         return suits and mark["platform"] in ("", self.platform)
 
 
 def places(repository: Repository) -> list[Place]:
     """The devices that are here, then those that can be simulated."""
-    platforms = {name: each for name, each in find_platforms().items() if each.distribution == BUILT_IN}
-    found: dict[str, Place] = {}
+    platforms = {
+        name: find_platform
+        for name, find_platform in find_platforms().items()
+        if find_platform.distribution == BUILT_IN
+    }
+    by_name: dict[str, Place] = {}
     for name, result in probe_all(platforms).items():
         if result.available and result.device is not None and not result.device.simulated:
             tests = ("tests/",) if name == CPU else (*_own_tests(name, repository), *_ANY_DEVICE)
             here = Place(name, result.device.variant, tests)
-            found[here.name] = here
-    for each in _simulated(repository):
-        found.setdefault(each.name, each)
-    return list(found.values())
+            by_name[here.name] = here
+    for place in _simulated(repository):
+        by_name.setdefault(place.name, place)
+    return list(by_name.values())
 
 
 def _simulated(repository: Repository) -> Iterable[Place]:
@@ -74,23 +78,23 @@ def _simulated(repository: Repository) -> Iterable[Place]:
         yield Place("npu", variant, (*_own_tests("npu", repository), *_ANY_DEVICE), settings)
     for name in (*_INTERPRETED_GPUS, *_COMPILED_GPUS):
         platform, _, variant = name.partition(":")
-        own, settings = _own_tests(platform, repository), {"SRV_GPU_SIMULATOR": variant, **_INTERPRETED}
+        tests, settings = _own_tests(platform, repository), {"SRV_GPU_SIMULATOR": variant, **_INTERPRETED}
         if name in _COMPILED_GPUS:
-            yield Place(platform, variant, own, settings, only="compile")
+            yield Place(platform, variant, tests, settings, only="compile")
         else:
-            yield Place(platform, variant, (*own, _ARGUMENTS), settings, never=_TOO_LONG)
+            yield Place(platform, variant, (*tests, _ARGUMENTS), settings, never=_TOO_LONG)
 
 
 def _own_tests(platform: str, repository: Repository) -> tuple[str, ...]:
     """The folders with the tests of a platform, and of those whose code it shares."""
-    packages = [each for each in covered_code(platform, repository) if each.startswith("platforms/")]
-    return tuple(f"{each.rpartition('/')[0]}/tests/" for each in packages)
+    packages = [folder for folder in covered_code(platform, repository) if folder.startswith("platforms/")]
+    return tuple(f"{package.rpartition('/')[0]}/tests/" for package in packages)
 
 
-def selected(found: Sequence[Place], platform: str) -> list[Place]:
+def selected(all_places: Sequence[Place], platform: str) -> list[Place]:
     """The places of a platform ("npu") or of a variant ("npu:a2"); MatrixError if there is none."""
-    chosen = [each for each in found if platform in ("", each.platform, each.name)]
+    chosen = [place for place in all_places if platform in ("", place.platform, place.name)]
     if not chosen:
-        names = ", ".join(each.name for each in found)
+        names = ", ".join(place.name for place in all_places)
         raise MatrixError(f"--platform {platform}: this machine has no such device and simulates none. It has {names}")
     return chosen

@@ -67,7 +67,7 @@ class Table:
     def argument(self, row: Row) -> Argument | None:
         """Our argument for a row, by `renamed`, flag or alias; None if there is none."""
         spellings = (self.renamed.get(row.flag, row.flag), *row.aliases)
-        return next((found for each in spellings if (found := find_argument(each)) is not None), None)
+        return next((argument for spelling in spellings if (argument := find_argument(spelling)) is not None), None)
 
     def row_of(self, argument: Argument) -> Row | None:
         return next((row for row in self.rows if self.argument(row) is argument), None)

@@ -135,9 +135,9 @@ class _Recorder:
 
     def _failed(self, test: str) -> None:
         """The test's line from an earlier run, if there is one, becomes one of a failure."""
-        for each in self.lines:
-            if each.test == test:
-                self._add(replace(each, outcome="failed", commit=self.where["commit"], date=self.where["date"]))
+        for line in self.lines:
+            if line.test == test:
+                self._add(replace(line, outcome="failed", commit=self.where["commit"], date=self.where["date"]))
 
     def _add(self, evidence: Evidence) -> None:
         """Into the file at once: a run on a device that is lent for minutes may be ended at any time."""
@@ -160,7 +160,7 @@ class _Recorder:
         )
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        skipped = sum(each.skipped for each in self.found)
+        skipped = sum(entry.skipped for entry in self.found)
         line = f"evidence of {len(self.found)} tests is in {self.path}" + (f", {skipped} skipped" if skipped else "")
         if not self.found:
             line = f"no marked test of {self.where['platform']} was run; {self.path} is unchanged"
@@ -241,9 +241,9 @@ def _session_facts(repository: Repository, platform: str | None, any_tree: bool)
     from srv.platform.probe import probe
     from srv.platform.registry import find_platforms
 
-    found = find_platforms()
-    if platform is None or platform not in found:
-        raise pytest.UsageError(f"--srv-evidence-device is {platform}; platforms are {', '.join(found)}")
+    platforms = find_platforms()
+    if platform is None or platform not in platforms:
+        raise pytest.UsageError(f"--srv-evidence-device is {platform}; platforms are {', '.join(platforms)}")
     try:
         changed = repository.uncommitted()
         commit = repository.head()
@@ -251,11 +251,11 @@ def _session_facts(repository: Repository, platform: str | None, any_tree: bool)
         raise pytest.UsageError(f"--srv-evidence: {error}") from error
     if changed and not any_tree:
         raise pytest.UsageError(f"--srv-evidence: commit first, these files have changed: {', '.join(changed[:5])}")
-    result = probe(found[platform])
+    result = probe(platforms[platform])
     if result.device is None or not result.available:
         raise pytest.UsageError(f"--srv-evidence-device {platform} is not available on this machine: {result.reason}")
-    simulated = found[platform].loaded.simulated or result.device.simulated
-    plugin_version = f"{found[platform].distribution} {found[platform].version}"
+    simulated = platforms[platform].loaded.simulated or result.device.simulated
+    plugin_version = f"{platforms[platform].distribution} {platforms[platform].version}"
     versions, simulator = split_versions(result.device.versions, plugin_version, simulated=simulated)
     where = {
         "platform": platform,

@@ -34,23 +34,23 @@ def quantized_features(matrix: Matrix) -> Mapping[str, Sequence[Record]]:
 
 def quantized_page(matrix: Matrix) -> str:
     """The page; nothing but its title if the matrix has no such cells."""
-    found: dict[str, dict[tuple[str, str, str], Record]] = {}
+    by_architecture: dict[str, dict[tuple[str, str, str], Record]] = {}
     for feature, records in quantized_features(matrix).items():
         architecture, _, method = feature.removeprefix("model:").partition("/")
-        own = found.setdefault(architecture, {})
-        own |= {(each.platform, each.variant, method): each for each in records}
+        cells = by_architecture.setdefault(architecture, {})
+        cells |= {(record.platform, record.variant, method): record for record in records}
     notes = PageNotes(platforms=True)
     lines = [GENERATED, "# Models in quantized checkpoints", "", ABOUT, "", f"{KEY}. [Index](index.md).", ""]
-    for manifest in matrix.manifests if found else ():
-        lines += _tables(manifest, found, notes)
+    for manifest in matrix.manifests if by_architecture else ():
+        lines += _tables(manifest, by_architecture, notes)
     return text_of([*lines, *notes.lines()])
 
 
-def _tables(manifest: Manifest, found: Cells, notes: PageNotes) -> Iterator[str]:
+def _tables(manifest: Manifest, by_architecture: Cells, notes: PageNotes) -> Iterator[str]:
     cells = {
         (manifest.name, variant): [
             _cell(architecture, method, records[manifest.name, variant, method], notes)
-            for architecture, records in found.items()
+            for architecture, records in by_architecture.items()
             for method in METHODS
         ]
         for variant in manifest.variants
@@ -60,7 +60,7 @@ def _tables(manifest: Manifest, found: Cells, notes: PageNotes) -> Iterator[str]
         yield " | ".join(["Architecture", *METHODS])
         yield " | ".join(["---", *[":-:"] * len(METHODS)])
         rows: dict[Sequence[str], list[str]] = {}
-        for architecture, texts in zip(found, _in_rows(column.cells), strict=True):
+        for architecture, texts in zip(by_architecture, _in_rows(column.cells), strict=True):
             rows.setdefault(texts, []).append(f"`{architecture}`")
         for texts, names in rows.items():
             yield " | ".join([", ".join(names), *texts])

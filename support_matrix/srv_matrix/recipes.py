@@ -87,8 +87,8 @@ def refused_by(recipes: Recipes, recipe: Recipe) -> Mapping[str, str]:
     machine = f"{recipes.platform}:{recipe.variant},count={recipes.devices[recipe.variant]}"
     verdict = launch_verdict(translation, machine)
     reasons: dict[str, str] = {}
-    for each in (*translation.rejections, *bad_values(translation), *verdict.refusals):
-        reasons.setdefault(each.what, each.reason)
+    for rejection in (*translation.rejections, *bad_values(translation), *verdict.refusals):
+        reasons.setdefault(rejection.what, rejection.reason)
     return reasons
 
 
@@ -110,7 +110,7 @@ def _by_argument(refused: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     counts = Counter(name for reasons in refused.values() for name in reasons)
     reasons = {name: reason for of_line in refused.values() for name, reason in of_line.items()}
     yield from ("| Refused for | Lines | Reason |", "| --- | ---: | --- |")
-    for name, count in sorted(counts.items(), key=lambda each: (-each[1], each[0])):
+    for name, count in sorted(counts.items(), key=lambda entry: (-entry[1], entry[0])):
         yield f"| `{name}` | {count} | {escape(reasons[name])} |"
 
 

@@ -48,8 +48,8 @@ def due(
     A test without evidence is the oldest; if the place has none at all, the newest. Left out are tests whose evidence
     is of the present code, and those that were `tried` on this commit.
     """
-    of_place = (each for each in evidence if (each.platform, each.machine) == (place.platform, place.variant))
-    commits = {each.test: each.commit for each in of_place}
+    of_place = (line for line in evidence if (line.platform, line.machine) == (place.platform, place.variant))
+    commits = {line.test: line.commit for line in of_place}
     ranks: dict[str, dict[str, tuple[int, int, int]]] = {}
     for test, mark in marks.items():
         age = ages.get((place.platform, commits.get(test, "")))
@@ -57,7 +57,7 @@ def due(
             rank = (0 if commits else 2, 0, 0) if age is None else (1, -age.commits, -age.lines)
             ranks.setdefault(test.partition("::")[0], {})[test] = rank
     slices = (Slice(min(tests.values()), place, tuple(tests)) for tests in ranks.values())
-    return sorted(slices, key=lambda each: each.rank)
+    return sorted(slices, key=lambda part: part.rank)
 
 
 @dataclass
@@ -76,14 +76,14 @@ class Recording:
         pending = self._due(tried)
         failed = 0
         while pending and time.monotonic() < self.end:
-            each = pending.pop(0)
-            before = {line.test: line for line in self._lines(each)}
-            if self._run(each) in _ALL_RAN:
-                tried.add(each)
-            fresh = [line for line in self._lines(each) if line != before.get(line.test)]
+            part = pending.pop(0)
+            before = {line.test: line for line in self._lines(part)}
+            if self._run(part) in _ALL_RAN:
+                tried.add(part)
+            fresh = [line for line in self._lines(part) if line != before.get(line.test)]
             lost = [line.test for line in fresh if not line.passed]
             failed += len(lost)
-            print(f"{each.place.name} {each.file}: {len(fresh)} of {len(each.tests)} recorded", flush=True)
+            print(f"{part.place.name} {part.file}: {len(fresh)} of {len(part.tests)} recorded", flush=True)
             for test in lost:
                 print(f"  failed: {test}", flush=True)
         self._report(tried)
@@ -92,13 +92,13 @@ class Recording:
     def _due(self, tried: _Tried) -> list[Slice]:
         evidence = read_folder(self.repository.evidence)
         marks, ages = read_marks(self.repository), ages_of(evidence, self.repository)
-        slices = [each for place in self.places for each in due(place, marks, evidence, ages, tried.of(place))]
-        return sorted(slices, key=lambda each: each.rank)
+        slices = [part for place in self.places for part in due(place, marks, evidence, ages, tried.of(place))]
+        return sorted(slices, key=lambda part: part.rank)
 
     def _lines(self, part: Slice) -> list[Evidence]:
         """The lines of the slice's tests."""
         lines, place = read_folder(self.repository.evidence), (part.place.platform, part.place.variant)
-        return [each for each in lines if each.test in part.tests and (each.platform, each.machine) == place]
+        return [line for line in lines if line.test in part.tests and (line.platform, line.machine) == place]
 
     def _run(self, part: Slice) -> int:
         """Run pytest until the end; its exit status."""
@@ -118,7 +118,7 @@ class Recording:
     def _report(self, tried: _Tried) -> None:
         left = self._due(tried)
         for place in self.places:
-            tests = sum(len(each.tests) for each in left if each.place is place)
+            tests = sum(len(part.tests) for part in left if part.place is place)
             print(f"{place.name}: {f'{tests} tests are due' if tests else 'nothing is due'}")
         print("Run it again to go on." if left else "Next: make matrix, then commit evidence and pages.")
 
@@ -142,8 +142,8 @@ class _Tried:
         self._path, self._commit = path, commit
         self._tests: dict[str, list[str]] = {}
         if path.exists():
-            kept: Mapping[str, dict[str, list[str]]] = json.loads(path.read_text(encoding="utf-8"))
-            self._tests = kept.get(commit, {})
+            stored: Mapping[str, dict[str, list[str]]] = json.loads(path.read_text(encoding="utf-8"))
+            self._tests = stored.get(commit, {})
 
     def of(self, place: Place) -> Collection[str]:
         return frozenset(self._tests.get(place.name, ()))

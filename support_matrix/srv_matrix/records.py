@@ -168,7 +168,7 @@ class Record:
     @property
     def level(self) -> Level | None:
         """The highest level of evidence for the cell; None if there is none."""
-        ran = [roll_up(self.values)] if self.values else [each.level for each in self.evidence if each.passed]
+        ran = [roll_up(self.values)] if self.values else [line.level for line in self.evidence if line.passed]
         return max((level for level in (self.base, *ran) if level is not None), default=None)
 
     @property
@@ -178,17 +178,17 @@ class Record:
     @property
     def ran(self) -> tuple[Evidence, ...]:
         """The tests on which the cell's level is based, if there are any."""
-        return () if self.values else tuple(each for each in self.evidence if each.passed and each.level is self.level)
+        return () if self.values else tuple(line for line in self.evidence if line.passed and line.level is self.level)
 
     @property
     def weakest(self) -> tuple[Record, ...]:
         """The values on which the cell's level is based, if it follows from those."""
-        return tuple(each for each in self.values if each.status.works and each.level is self.level)
+        return tuple(value for value in self.values if value.status.works and value.level is self.level)
 
     @property
     def note(self) -> str:
         """The limitations of that evidence; empty if some of it has none."""
-        notes = [each.note for each in self.ran]
+        notes = [line.note for line in self.ran]
         return ", ".join(dict.fromkeys(notes)) if all(notes) else ""
 
     @property
@@ -197,20 +197,20 @@ class Record:
         if self.level is not Level.E3:
             return self.level.word if self.level is not None else ""
         if self.values:
-            return min((each.word for each in self.weakest), key=LEVEL_3_WORDS.index)
-        words = {each.note if each.note in (COMPILED, STARTS) else SIMULATED for each in self.ran}
+            return min((value.word for value in self.weakest), key=LEVEL_3_WORDS.index)
+        words = {line.note if line.note in (COMPILED, STARTS) else SIMULATED for line in self.ran}
         return max(words, key=LEVEL_3_WORDS.index)
 
     @property
     def forced(self) -> bool:
         """Whether all of that evidence is of a forced code path; of an argument, that of one of its weakest values."""
         if self.values:
-            return any(each.forced for each in self.weakest)
-        return bool(self.ran) and all(each.forced for each in self.ran)
+            return any(value.forced for value in self.weakest)
+        return bool(self.ran) and all(line.forced for line in self.ran)
 
     @property
     def failed(self) -> tuple[Evidence, ...]:
-        return tuple(each for each in self.evidence if each.outcome == "failed")
+        return tuple(line for line in self.evidence if line.outcome == "failed")
 
 
 def split_versions(versions: Mapping[str, str], plugin: str, *, simulated: bool) -> tuple[dict[str, str], str]:
@@ -220,8 +220,8 @@ def split_versions(versions: Mapping[str, str], plugin: str, *, simulated: bool)
     """
     simulators = [name for name in versions if name.endswith("-simulator")]
     others = {name: version for name, version in sorted(versions.items()) if name not in simulators}
-    named = ", ".join(f"{name} {versions[name]}" for name in simulators)
-    return others, (named or plugin) if simulated else ""
+    simulator_text = ", ".join(f"{name} {versions[name]}" for name in simulators)
+    return others, (simulator_text or plugin) if simulated else ""
 
 
 def roll_up(values: Sequence[Record]) -> Level | None:
@@ -234,9 +234,9 @@ def roll_up(values: Sequence[Record]) -> Level | None:
 
 def by_key(records: Iterable[Record]) -> dict[Key, Record]:
     """Records by cell; ValueError if two have the same cell."""
-    found: dict[Key, Record] = {}
+    records_by_key: dict[Key, Record] = {}
     for record in records:
-        if record.key in found:
+        if record.key in records_by_key:
             raise ValueError(f"there are two records for the cell {' '.join(record.key)}")
-        found[record.key] = record
-    return found
+        records_by_key[record.key] = record
+    return records_by_key

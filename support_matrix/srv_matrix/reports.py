@@ -58,11 +58,11 @@ def _read(path: Path, platform: str) -> Report:
     remedy = f"Pass what `srv conformance run --device {platform} --report FILE` has written"
     try:
         report = read_report(path)
-        found = report.device.get("platform")
+        name = report.device.get("platform")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise MatrixError(f"--evidence {path} is not a conformance report: {error}. {remedy}") from error
-    if found != platform:
-        raise MatrixError(f"--evidence {path} is a report of platform {found}, not of {platform}. {remedy}")
+    if name != platform:
+        raise MatrixError(f"--evidence {path} is a report of platform {name}, not of {platform}. {remedy}")
     if not report.device.get("available"):
         raise MatrixError(f"--evidence {path}: no device was available in that run, so it shows nothing. {remedy}")
     return report
@@ -103,7 +103,7 @@ def _cells(outcome: Outcome) -> tuple[str, ...]:
         return tuple(f"dtype={dtype}" for dtype in dtypes)
     if outcome.check == ALL_STEPS:
         return tuple(
-            dict.fromkeys(cell for each in _SETUP.finditer(outcome.message) for cell in _slots(*each.groups()))
+            dict.fromkeys(cell for match in _SETUP.finditer(outcome.message) for cell in _slots(*match.groups()))
         )
     return COVERS.get(outcome.check, ())
 
@@ -116,12 +116,12 @@ def _slots(backend: str, role: str | None) -> tuple[str, ...]:
 
 def on_known_cells(evidence: Iterable[Evidence], cells: Iterable[Key]) -> tuple[Evidence, ...]:
     """The evidence without cells that the matrix does not have, such as an endpoint of a newer version."""
-    known = set(cells)
-    kept = (
-        replace(each, covers=tuple(cell for cell in each.covers if (cell, each.platform, each.variant) in known))
-        for each in evidence
+    known_cells = set(cells)
+    on_known = (
+        replace(line, covers=tuple(cell for cell in line.covers if (cell, line.platform, line.variant) in known_cells))
+        for line in evidence
     )
-    return tuple(each for each in kept if each.covers)
+    return tuple(line for line in on_known if line.covers)
 
 
 def with_reported_ops(inventory: Inventory, reports: Sequence[Report]) -> Inventory:
@@ -131,11 +131,11 @@ def with_reported_ops(inventory: Inventory, reports: Sequence[Report]) -> Invent
     """
     implemented = {place: dict(ops) for place, ops in inventory.implemented.items()}
     for report in reports:
-        of_ops = [each for each in report.outcomes if each.check.startswith(_OPS) and each.status in _RAN]
+        of_ops = [outcome for outcome in report.outcomes if outcome.check.startswith(_OPS) and outcome.status in _RAN]
         if of_ops:
             ops = implemented.setdefault(f"{report.device['platform']}:{report.device['variant']}", {})
-            for each in of_ops:
-                for name, ran in _ops(each):
+            for of_op in of_ops:
+                for name, ran in _ops(of_op):
                     ops[name] = tuple(dict.fromkeys((*ops.get(name, ()), *ran)))
     return replace(inventory, ops=inventory.ops if implemented else (), implemented=implemented, unbuilt={})
 
@@ -157,9 +157,9 @@ def _dtypes(message: str) -> tuple[str, ...]:
 
 def summary_of(report: Report) -> str:
     """What ran where, how to repeat it, and what failed, as one line of Markdown."""
-    counts = Counter(each.status for each in report.outcomes)
+    counts = Counter(outcome.status for outcome in report.outcomes)
     counted = ", ".join(f"{count} {status}" for status, count in counts.items())
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     where = f"{report.device['variant']}, {report.device.get('name') or 'unnamed'}"
-    failed = "".join(f"; failed: {each.check}: {each.message}" for each in report.failures)
+    failed = "".join(f"; failed: {failure.check}: {failure.message}" for failure in report.failures)
     return f"`{report.command}` on {where} ({versions}; {report.date[:10]}): {counted}{failed}"

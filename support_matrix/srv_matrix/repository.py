@@ -78,14 +78,14 @@ class Repository:
 
     def commits_since(self, commit: str, folders: Sequence[str]) -> int | None:
         """How many commits after `commit` changed files of these folders; None without that commit."""
-        done = self._run("rev-list", "--count", f"{commit}..HEAD", "--", *folders)
-        return int(done.stdout) if done.returncode == 0 else None
+        process = self._run("rev-list", "--count", f"{commit}..HEAD", "--", *folders)
+        return int(process.stdout) if process.returncode == 0 else None
 
     def lines_since(self, commit: str, folders: Sequence[str]) -> int | None:
         """How many lines of these folders a commit and the working tree do not share; None without that commit."""
-        done = self._run("diff", "--numstat", commit, "--", *folders)
-        counts = (number for line in done.stdout.splitlines() for number in line.split("\t")[:2])
-        return sum(int(each) for each in counts if each != "-") if done.returncode == 0 else None
+        process = self._run("diff", "--numstat", commit, "--", *folders)
+        counts = (number for line in process.stdout.splitlines() for number in line.split("\t")[:2])
+        return sum(int(count) for count in counts if count != "-") if process.returncode == 0 else None
 
     def uncommitted(self) -> tuple[str, ...]:
         """Files that differ from HEAD, apart from generated ones, which do not affect any test."""
@@ -97,10 +97,10 @@ class Repository:
         return tuple(line[3:] for line in lines)
 
     def _git(self, *arguments: str) -> str:
-        done = self._run(*arguments)
-        if done.returncode != 0:
-            raise MatrixError(f"git {' '.join(arguments)} failed in {self.root}: {done.stderr.strip()}")
-        return done.stdout.rstrip("\n")
+        process = self._run(*arguments)
+        if process.returncode != 0:
+            raise MatrixError(f"git {' '.join(arguments)} failed in {self.root}: {process.stderr.strip()}")
+        return process.stdout.rstrip("\n")
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["git", "-C", str(self.root), *arguments]

@@ -58,24 +58,29 @@ def special_models() -> tuple[ModelFacts, ...]:
 @cache
 def quantized_models() -> tuple[ModelFacts, ...]:
     """The common model in checkpoints of further methods, for values that name the method of a checkpoint."""
-    return tuple(_quantized(method, stated) for method, stated in _STATED.items())
+    return tuple(_quantized(method, quant_config) for method, quant_config in _STATED.items())
 
 
 def _packed(method: str) -> ModelFacts:
     """The common model with integers of four bits in groups of 128."""
-    stated: dict[str, object] = {"quant_method": method, "bits": 4, "group_size": 128}
+    quant_config: dict[str, object] = {"quant_method": method, "bits": 4, "group_size": 128}
     if method == "compressed-tensors":
         weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
         groups = {"group_0": {"weights": weights, "targets": ["Linear"]}}
-        stated = {"quant_method": method, "format": "pack-quantized", "config_groups": groups, "ignore": ["lm_head"]}
-    return replace(_quantized(method, stated), dtype="float16", weight_bytes=5_700_000_000)
+        quant_config = {
+            "quant_method": method,
+            "format": "pack-quantized",
+            "config_groups": groups,
+            "ignore": ["lm_head"],
+        }
+    return replace(_quantized(method, quant_config), dtype="float16", weight_bytes=5_700_000_000)
 
 
-def _quantized(method: str, stated: Mapping[str, object]) -> ModelFacts:
+def _quantized(method: str, quant_config: Mapping[str, object]) -> ModelFacts:
     dense = _dense()
-    config = {**dense.config, "quantization_config": stated}
-    named = replace(dense, name=f"sample-8b-{method}", path=f"/models/sample-8b-{method}", config=config)
-    return replace(named, quantization=method)
+    config = {**dense.config, "quantization_config": quant_config}
+    model = replace(dense, name=f"sample-8b-{method}", path=f"/models/sample-8b-{method}", config=config)
+    return replace(model, quantization=method)
 
 
 def windowed_model() -> ModelFacts:
@@ -107,9 +112,9 @@ def _mixture() -> ModelFacts:
 
 def _mixture_in_blocks() -> ModelFacts:
     """The mixture in a GGUF file of MXFP4."""
-    named = replace(_mixture(), name="sample-6b-mxfp4.gguf", path="/models/sample-6b-mxfp4.gguf", format="gguf")
+    model = replace(_mixture(), name="sample-6b-mxfp4.gguf", path="/models/sample-6b-mxfp4.gguf", format="gguf")
     stored = {"MXFP4": 5_410_000_000, "BF16": 620_000_000}
-    return replace(named, quantization="gguf:MXFP4", stored_types=stored, weight_bytes=4_114_000_000)
+    return replace(model, quantization="gguf:MXFP4", stored_types=stored, weight_bytes=4_114_000_000)
 
 
 def _latent() -> ModelFacts:

@@ -33,8 +33,8 @@ def values_of(argument: Argument, backends: Iterable[str] = (), more: Iterable[A
         tried += _boundaries(argument) if argument.kind.base in (int, float) else _texts(argument)
     allowed: list[Any] = []
     for value in tried:
-        known = any(value == each and type(value) is type(each) for each in allowed)
-        if value is not None and not known and argument.validation_error(value) is None:
+        is_allowed = any(value == other and type(value) is type(other) for other in allowed)
+        if value is not None and not is_allowed and argument.validation_error(value) is None:
             allowed.append(value)
     return tuple(allowed)
 
@@ -42,8 +42,8 @@ def values_of(argument: Argument, backends: Iterable[str] = (), more: Iterable[A
 def _listed(argument: Argument, backends: Iterable[str]) -> list[Any]:
     if argument.kind.base is bool:
         return [False, True]
-    listed: list[Any] = list(argument.choices) or _items(argument) or list(backends)
-    return [(each,) for each in listed] if argument.kind.many else listed
+    values: list[Any] = list(argument.choices) or _items(argument) or list(backends)
+    return [(value,) for value in values] if argument.kind.many else values
 
 
 def _items(argument: Argument) -> list[Any]:
@@ -58,18 +58,19 @@ def _boundaries(argument: Argument) -> list[Any]:
     numbers = [float(text) for text in _NUMBER.findall(expected)]
     if isinstance(argument.default, (int, float)):
         numbers.append(argument.default * 2)
-    found: list[Any] = []
+    values: list[Any] = []
     for number in numbers or (1.0, 2.0):
         if argument.kind.base is int:
             near: list[Any] = [int(number), int(number) + 1, int(number) - 1]
         else:
             near = [number, number + _STEP, number - _STEP]
         nearest = next(
-            (value for each in near if _is_valid_alternative(argument, value := _with_part(argument, each))), None
+            (value for boundary in near if _is_valid_alternative(argument, value := _with_part(argument, boundary))),
+            None,
         )
         if nearest is not None:
-            found.append(nearest)
-    return found
+            values.append(nearest)
+    return values
 
 
 def _texts(argument: Argument) -> list[Any]:

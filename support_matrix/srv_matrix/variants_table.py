@@ -29,11 +29,11 @@ def variants_table(matrix: Matrix, manifests: Sequence[Manifest], *, platforms: 
 
 def _newest(matrix: Matrix) -> dict[tuple[str, str], Evidence]:
     """The newest passed run by platform and variant: on a device of it, or if there is none, with its path forced."""
-    found: dict[tuple[str, str], Evidence] = {}
-    for each in sorted(matrix.evidence, key=lambda each: (not each.forced, each.date, each.commit, each.test)):
-        if each.passed:
-            found[each.platform, each.variant] = each
-    return found
+    newest: dict[tuple[str, str], Evidence] = {}
+    for line in sorted(matrix.evidence, key=lambda line: (not line.forced, line.date, line.commit, line.test)):
+        if line.passed:
+            newest[line.platform, line.variant] = line
+    return newest
 
 
 def _run(evidence: Evidence | None) -> tuple[str, str, str, str]:

@@ -57,9 +57,9 @@ def weight_formats(matrix: Matrix, notes: PageNotes) -> Iterator[str]:
         for manifest in matrix.manifests:
             for variant in manifest.variants:
                 record = matrix.cell(_feature(method), manifest.name, variant)
-                own = cells.setdefault((manifest.name, variant), [])
-                own.append(_cell(record, manifest, variant, method, notes))
-                own += [_experts_cell(record, manifest, variant, method)] if experts else []
+                row = cells.setdefault((manifest.name, variant), [])
+                row.append(_cell(record, manifest, variant, method, notes))
+                row += [_experts_cell(record, manifest, variant, method)] if experts else []
     shown = columns(cells)
     if names:
         yield head("Method", shown)
@@ -71,7 +71,9 @@ def _feature(method: QuantMethod) -> str:
 
 
 def _is_judged(matrix: Matrix, feature: str) -> bool:
-    return any(matrix.cell(feature, each.name, variant) for each in matrix.manifests for variant in each.variants)
+    return any(
+        matrix.cell(feature, manifest.name, variant) for manifest in matrix.manifests for variant in manifest.variants
+    )
 
 
 def _cell(record: Record | None, manifest: Manifest, variant: str, method: QuantMethod, notes: PageNotes) -> str:
@@ -101,6 +103,6 @@ def _names(specs: Sequence[OpSpec]) -> str:
 def _chosen(manifest: Manifest, variant: str, ops: Sequence[str]) -> list[OpSpec]:
     """What computes each of the ops that the platform has, for large matrices."""
     device = manifest.facts.profiles[variant]
-    dtype = next((each for each in _DTYPES if each in manifest.facts.capabilities(device)), _DTYPES[0])
+    dtype = next((candidate for candidate in _DTYPES if candidate in manifest.facts.capabilities(device)), _DTYPES[0])
     chosen = (choose_op(manifest.facts.ops, device, op, OpCall(dtype, _SIZES)).spec for op in ops)
     return [spec for spec in chosen if spec is not None]

@@ -48,26 +48,28 @@ def method_of(feature: str) -> str | None:
 
 def quantized_models(models: Sequence[ModelFacts]) -> tuple[QuantizedModel, ...]:
     """`models`: unquantized ones of native architectures. Those that generate no text are left out."""
-    found = []
+    quantized = []
     for model in models:
         if pooled_of(model.architecture, model.config) is None:
             layers = _layers(model, native_tree(model.architecture, model.config))
-            found.append(QuantizedModel(model.architecture, {each: _in_forms(model, each, layers) for each in METHODS}))
-    return tuple(found)
+            quantized.append(
+                QuantizedModel(model.architecture, {method: _in_forms(model, method, layers) for method in METHODS})
+            )
+    return tuple(quantized)
 
 
 def _in_forms(model: ModelFacts, method: str, layers: Sequence[str]) -> NamedForms:
-    own = forms(method, model.architecture)
-    return tuple((form.name, in_form(model, method, form, layers)) for form in own)
+    own_forms = forms(method, model.architecture)
+    return tuple((form.name, in_form(model, method, form, layers)) for form in own_forms)
 
 
 def _layers(model: ModelFacts, tree: Part) -> tuple[str, ...]:
     """The linear layers by the names of srv, with those of experts; fused where checkpoints have them fused."""
     ops, mapping = derive.model_ops(tree, model.dtype), weight_mapping(model.architecture)
-    found = [matrix.names for matrix in ops.matrices if not matrix.embedding and not matrix.role]
+    fused_names = [matrix.names for matrix in ops.matrices if not matrix.embedding and not matrix.role]
     for experts in ops.experts:
-        found += expert_names(experts.prefix, experts.sizes["experts"], experts.activation)
-    return tuple(name for names in found for name in mapping.fused(names))
+        fused_names += expert_names(experts.prefix, experts.sizes["experts"], experts.activation)
+    return tuple(name for names in fused_names for name in mapping.fused(names))
 
 
 def weight_methods(
@@ -76,12 +78,16 @@ def weight_methods(
     plain: Mapping[tuple[str, str], Mapping[str, Record]],
 ) -> Iterator[Record]:
     """The records of all variants. `plain`: those of the architectures unquantized, by platform and variant."""
-    common = next((each for each in models if each.architecture == COMMON), None)
+    common = next((candidate for candidate in models if candidate.architecture == COMMON), None)
     shared: dict[tuple[object, ...], _Answers] = {}
     for context in contexts:
         answers = _Answers(context)
-        own = () if common is None else tuple(answers.of(common, each, context.variant) for each in METHODS)
-        answers = shared.setdefault((context.manifest.name, own), answers)
+        common_answers = (
+            ()
+            if common is None
+            else tuple(answers.of(common, other_method, context.variant) for other_method in METHODS)
+        )
+        answers = shared.setdefault((context.manifest.name, common_answers), answers)
         unquantized = plain[context.manifest.name, context.variant]
         for model in models:
             record = unquantized[model.architecture]
@@ -97,12 +103,12 @@ def _unquantized(record: Record) -> JudgedForms:
     return (record.declared, record.core), (record.reason_code, reason)
 
 
-def _combined(found: Sequence[tuple[str, Verdict]]) -> JudgedForms:
-    """Whether a launch accepts every form, some, or none; with the first refusal. `found`: by the names of forms."""
-    refused = [(name, verdict) for name, verdict in found if not verdict.accepted]
+def _combined(verdicts: Sequence[tuple[str, Verdict]]) -> JudgedForms:
+    """Whether a launch accepts every form, some, or none; with the first refusal. `verdicts`: by the names of forms."""
+    refused = [(name, verdict) for name, verdict in verdicts if not verdict.accepted]
     if not refused:
         return (Status.SUPPORTED, Status.SUPPORTED), ("", "")
-    (name, verdict), some = refused[0], len(refused) < len(found)
+    (name, verdict), some = refused[0], len(refused) < len(verdicts)
     status = Status.LIMITED if some else Status.UNSUPPORTED
     facts = (Status.SUPPORTED, status) if verdict.code == OF_CORE else (status, Status.SUPPORTED)
     return facts, (verdict.code, f"not with {name}: {verdict.reason}" if some else verdict.reason)
@@ -123,14 +129,17 @@ class _Answers:
             self._known[key] = tuple((name, self._judged(method, name, facts)) for name, facts in model.forms[method])
         if variant == self._context.variant:
             return self._known[key]
-        own = re.compile(rf"\b{re.escape(self._context.variant)}\b")
-        return tuple((name, replace(each, reason=own.sub(variant, each.reason))) for name, each in self._known[key])
+        variant_name = re.compile(rf"\b{re.escape(self._context.variant)}\b")
+        return tuple(
+            (name, replace(verdict, reason=variant_name.sub(variant, verdict.reason)))
+            for name, verdict in self._known[key]
+        )
 
     def _judged(self, method: str, form: str, model: ModelFacts) -> Verdict:
         if (method, form) in self._of_any_model:
             return self._of_any_model[method, form]
-        found = model_verdict(model, self._context.manifest, self._context.device)
-        found = replace(found, reason=found.reason.removeprefix(f"{model.path}: "))
-        if found.code in OF_ANY_MODEL:
-            self._of_any_model[method, form] = found
-        return found
+        answer = model_verdict(model, self._context.manifest, self._context.device)
+        answer = replace(answer, reason=answer.reason.removeprefix(f"{model.path}: "))
+        if answer.code in OF_ANY_MODEL:
+            self._of_any_model[method, form] = answer
+        return answer

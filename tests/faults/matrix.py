@@ -17,8 +17,8 @@ FAULTS = (
     Fault(
         name="failed-test-lifts-a-cell",
         file="support_matrix/srv_matrix/records.py",
-        text="[each.level for each in self.evidence if each.passed]",
-        planted="[each.level for each in self.evidence]",
+        text="[line.level for line in self.evidence if line.passed]",
+        planted="[line.level for line in self.evidence]",
         effect="A cell is green although its test failed.",
         tests=(f"{_RECORDS}::test_failed_test_raises_no_level",),
     ),

@@ -12,28 +12,28 @@ from srv_matrix.marks import escape, text_of
 
 def arguments() -> str:
     """One section per group: a table of what is implemented, then what is planned."""
-    groups = dict.fromkeys(each.group for each in ARGUMENTS.values())
+    groups = dict.fromkeys(argument.group for argument in ARGUMENTS.values())
     lines: list[str] = []
     for group in groups:
-        members = [each for each in ARGUMENTS.values() if each.group == group]
+        members = [argument for argument in ARGUMENTS.values() if argument.group == group]
         lines += [f"## {group.replace('_', ' ').capitalize()}", ""]
-        if ready := [each for each in members if each.status == "implemented"]:
+        if ready := [member for member in members if member.status == "implemented"]:
             lines += _table(ready)
-        if planned := [each for each in members if each.status == "planned"]:
+        if planned := [member for member in members if member.status == "planned"]:
             lines += [f"<details><summary>Planned, and refused so far: {len(planned)}</summary>", ""]
             lines += [*_table(planned), "</details>", ""]
     lines += ["## Deprecated", "", "| Argument | Use instead |", "| --- | --- |"]
-    lines += [f"| `{each.flag}` | `{each.replaced_by}` |" for each in DEPRECATED.values()]
+    lines += [f"| `{alias.flag}` | `{alias.replaced_by}` |" for alias in DEPRECATED.values()]
     return text_of(lines)
 
 
 def _table(members: Sequence[Argument]) -> Iterator[str]:
     yield "| Argument | Default | Values | Description |"
     yield "| --- | --- | --- | --- |"
-    for each in members:
-        default = "" if each.default is None else f"`{each.show(each.default)}`"
-        flags = "<br>".join(f"`{flag}`" for flag in each.flags)
-        yield f"| {flags} | {default} | {escape(options(each))} | {_about(each)} |"
+    for member in members:
+        default = "" if member.default is None else f"`{member.show(member.default)}`"
+        flags = "<br>".join(f"`{flag}`" for flag in member.flags)
+        yield f"| {flags} | {default} | {escape(options(member))} | {_about(member)} |"
     yield ""
 
 

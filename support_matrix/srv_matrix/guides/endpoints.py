@@ -74,9 +74,9 @@ def _type(field: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     if "$ref" in field:
         return _type({"type": "object", **_resolved(field, document)}, document)
     if choices := field.get("enum") or ([field["const"]] if "const" in field else []):
-        return ", ".join(f"`{json.dumps(each)}`" for each in choices)
+        return ", ".join(f"`{json.dumps(choice)}`" for choice in choices)
     if parts := field.get("anyOf") or field.get("oneOf") or field.get("allOf"):
-        return " or ".join(dict.fromkeys(_type(each, document) for each in parts if each.get("type") != "null"))
+        return " or ".join(dict.fromkeys(_type(part, document) for part in parts if part.get("type") != "null"))
     kind = field.get("type", "any")
     if kind == "array" and isinstance(field.get("items"), Mapping):
         return f"array of {_type(field['items'], document)}"
@@ -85,8 +85,8 @@ def _type(field: Mapping[str, Any], document: Mapping[str, Any]) -> str:
 
 def _resolved(schema: Mapping[str, Any], document: Mapping[str, Any]) -> Mapping[str, Any]:
     while "$ref" in schema:
-        found: Any = document
+        target: Any = document
         for part in schema["$ref"].removeprefix("#/").split("/"):
-            found = found[part]
-        schema = found
+            target = target[part]
+        schema = target
     return schema

@@ -12,10 +12,10 @@ def flags(engine: str) -> str:
     lines = [f"{sum(not row.refused for row in rows)} of {len(rows)} flags have an equivalent.", ""]
     lines += ["| Flag | In srv | Note |", "| --- | --- | --- |"]
     for row in rows:
-        given = "<br>".join(f"`{flag}`" for flag in row.flags)
+        flag_names = "<br>".join(f"`{flag}`" for flag in row.flags)
         ours = "<br>".join(f"`--{name.replace('_', '-')}`" for name in row.targets) or (
             "" if row.refused else "not needed"
         )
         note = f"{row.refused}. {row.remedy}" if row.refused else row.note
-        lines.append(f"| {given} | {ours} | {escape(note)} |")
+        lines.append(f"| {flag_names} | {ours} | {escape(note)} |")
     return text_of(lines)

@@ -28,8 +28,8 @@ def read_refusals(path: Path) -> list[Group]:
     """The groups of the file, in its order."""
     table = tomllib.loads(path.read_text(encoding="utf-8"))
     return [
-        Group(each["title"], each.get("intro", ""), {code: Entry(*entry) for code, entry in each["codes"].items()})
-        for each in table["group"]
+        Group(group["title"], group.get("intro", ""), {code: Entry(*entry) for code, entry in group["codes"].items()})
+        for group in table["group"]
     ]
 
 
