@@ -45,13 +45,16 @@ def to_install(name: str, root: Path = ROOT) -> list[str]:
     extras = [
         extra
         for extra in (*(() if simulated else (name,)), "test")
-        if not all(_installed(Requirement(each)) for each in project.get("optional-dependencies", {}).get(extra, []))
+        if not all(
+            _installed(Requirement(requirement))
+            for requirement in project.get("optional-dependencies", {}).get(extra, [])
+        )
     ]
     arguments = ["-e", f"{root}[{','.join(extras)}]"] if extras else []
     if simulated:
         distribution = _toml(simulator / "pyproject.toml")["project"]["name"]
         return arguments + ([] if _installed(Requirement(distribution)) else ["-e", str(simulator)])
-    if name not in {each.name for each in importlib.metadata.entry_points(group="srv.platforms")}:
+    if name not in {entry_point.name for entry_point in importlib.metadata.entry_points(group="srv.platforms")}:
         for file in sorted(root.glob("plugins/*/pyproject.toml")):
             if name in _toml(file)["project"].get("entry-points", {}).get("srv.platforms", {}):
                 arguments += ["-e", str(file.parent)]
@@ -73,19 +76,22 @@ def _installed(requirement: Requirement) -> bool:
 
 def verdict(report: dict[str, Any]) -> tuple[int, str]:
     """The exit status and a message, from the JSON of `srv doctor --device NAME`."""
-    asked = report["choice"]["asked"]
+    choice = report["choice"]["asked"]
     if not report["platforms"]:
-        return FAILED, f"{asked} cannot be tested: {report['choice']['because']}. {report['choice']['remedy']}"
+        return FAILED, f"{choice} cannot be tested: {report['choice']['because']}. {report['choice']['remedy']}"
     (platform,) = report["platforms"]
     if not platform["available"]:
         text = f"{platform['reason']}. {platform['remedy']} [{platform['code']}]"
         if platform["code"] in PLUGIN_FAULTS:
-            return FAILED, f"the plugin of {asked} is at fault: {text}"
-        return MISSING, f"{asked} is missing; nothing is tested and no evidence is added: {text}"
+            return FAILED, f"the plugin of {choice} is at fault: {text}"
+        return MISSING, f"{choice} is missing; nothing is tested and no evidence is added: {text}"
     if report["choice"]["platform"] is None:  # the device has another variant
-        return MISSING, f"{asked} is missing; nothing is tested and no evidence is added: {report['choice']['because']}"
+        return (
+            MISSING,
+            f"{choice} is missing; nothing is tested and no evidence is added: {report['choice']['because']}",
+        )
     if not report["can_start"]:
-        return FAILED, f"{asked} exists, but no server can start on it: see the lines above"
+        return FAILED, f"{choice} exists, but no server can start on it: see the lines above"
     return 0, "simulated" if platform["simulated"] else "hardware"
 
 

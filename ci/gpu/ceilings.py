@@ -49,15 +49,15 @@ def _copy_s(module: Any, device: torch.device) -> float:
 
 def _median_s(module: Any, work: Callable[[], object]) -> float:
     """Seconds of one call; the first pass warms up."""
-    taken = []
+    seconds = []
     for _ in range(1 + PASSES):
         module.synchronize()
         started = perf_counter()
         for _ in range(REPEATS):
             work()
         module.synchronize()
-        taken.append((perf_counter() - started) / REPEATS)
-    return statistics.median(taken[1:])
+        seconds.append((perf_counter() - started) / REPEATS)
+    return statistics.median(seconds[1:])
 
 
 if __name__ == "__main__":

@@ -75,8 +75,8 @@ class Timing:
             request = self._request(tokens, 1)
             started = perf_counter()
             self._engine.generate([request])
-            taken = perf_counter() - started
-        return taken
+            seconds = perf_counter() - started
+        return seconds
 
     def decode(self, rows: int, prompt: int) -> tuple[float, float, bool]:
         """(seconds per step, mean context, whether all were replayed) once all rows decode."""
@@ -142,8 +142,8 @@ def measure(options: argparse.Namespace) -> None:
             _write(out, Measured(options.attention, graphs, "prefill", size, size, False, seconds), options)
 
 
-def _write(out: TextIO, found: Measured, options: argparse.Namespace) -> None:
-    line = json.dumps(asdict(found) | ({"seconds": None} if options.simulated else {}))
+def _write(out: TextIO, measured: Measured, options: argparse.Namespace) -> None:
+    line = json.dumps(asdict(measured) | ({"seconds": None} if options.simulated else {}))
     for file in (out, sys.stdout):
         print(line, file=file, flush=True)
 

@@ -34,10 +34,10 @@ def driver(device: str) -> str:
     if shutil.which(command[0]) is None:
         return f"{command[0]} is not installed"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return f"{command[0]} did not end within {SECONDS:g} s"
-    return " ".join((done.stdout or done.stderr).split())
+    return " ".join((process.stdout or process.stderr).split())
 
 
 def passed_over(doctor: Mapping[str, Any]) -> dict[str, str]:
@@ -57,10 +57,10 @@ def passed_over(doctor: Mapping[str, Any]) -> dict[str, str]:
 
 def _git(*arguments: str) -> str:
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=SECONDS, check=False)
+        process = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=SECONDS, check=False)
     except OSError:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return process.stdout.strip() if process.returncode == 0 else ""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     doctor = json.loads(report.read_text(encoding="utf-8"))
     commit = _git("rev-parse", "HEAD")
     device = doctor["platforms"][0]["device"] if doctor["platforms"] else None
-    found = {
+    facts = {
         "device": device,
         "driver": "simulated" if options.simulated else driver(options.device),
         "host": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
@@ -89,8 +89,8 @@ def main(arguments: Sequence[str]) -> int:
         "tools": {tool: shutil.which(tool) for tool in _FACTS},
         "passed_over": passed_over(doctor),
     }
-    written.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(found, indent=1))
+    written.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(facts, indent=1))
     if device is None or not doctor["can_start"]:
         print(f"no server can start on {options.device}: {doctor['choice']['because']}")
         return 1

@@ -48,16 +48,16 @@ def figure_of(stage: str, text: str) -> str:
     kit = dict.fromkeys(("conformance", "ops", "attention", "engine", "sweep"), _KIT)
     pattern = {**kit, "kernels": _PYTEST, "evidence": _PYTEST}.get(stage)
     if pattern is not None:
-        lines = [found[1] for line in lines if (found := pattern.match(line))] or lines
+        lines = [match[1] for line in lines if (match := pattern.match(line))] or lines
     return lines[-1][:_LONGEST] if lines else ""
 
 
 def markdown(results: Sequence[Result]) -> str:
     """One row per stage."""
     rows = [("stage", "outcome", "seconds", "figure"), ("---", "---", "---:", "---")]
-    for each in results:
-        figure = each.figure.replace("|", "/")
-        if each.simulated:
+    for result in results:
+        figure = result.figure.replace("|", "/")
+        if result.simulated:
             figure = f"simulated; {figure}" if figure else "simulated"
-        rows.append((f"{each.stage}: {each.what}", each.outcome, f"{each.seconds:.0f}", figure))
+        rows.append((f"{result.stage}: {result.what}", result.outcome, f"{result.seconds:.0f}", figure))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)

@@ -74,30 +74,32 @@ def closure(roots: Iterable[str], lookup: Lookup, python: str) -> set[str]:
     Those that are present, and what only they require, are not among them.
     """
     environment = {**default_environment(), "python_version": python, "python_full_version": f"{python}.0", "extra": ""}
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [Requirement(root) for root in roots]
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)
-        if name in found or name in PRESENT or (requirement.marker and not requirement.marker.evaluate(environment)):
+        if name in names or name in PRESENT or (requirement.marker and not requirement.marker.evaluate(environment)):
             continue
-        found.add(name)
-        waiting += [Requirement(each) for each in lookup(name)]
-    return found
+        names.add(name)
+        waiting += [Requirement(text) for text in lookup(name)]
+    return names
 
 
 def needed(project: Mapping[str, object], constraints: str, lookup: Lookup, python: str) -> list[str]:
     """What to download except the model, as requirements, in fixed versions where constraints.txt has them."""
     pins = {canonicalize_name(line.partition("==")[0]): line for line in constraints.splitlines() if "==" in line}
-    dependencies = [each for each in _strings(project["dependencies"]) if not each.startswith("srv-")]
+    dependencies = [string for string in _strings(project["dependencies"]) if not string.startswith("srv-")]
     missing = closure([*dependencies, *TESTS, "requests", "tqdm"], lookup, python)
-    others = [each for each in FLASHINFER if canonicalize_name(Requirement(each).name) not in missing]
+    others = [
+        requirement for requirement in FLASHINFER if canonicalize_name(Requirement(requirement).name) not in missing
+    ]
     return sorted([*(pins.get(name, name) for name in missing), *others], key=str.lower)
 
 
 def _strings(value: object) -> list[str]:
     assert isinstance(value, list)
-    return [str(each) for each in value]
+    return [str(element) for element in value]
 
 
 def download(requirements: Sequence[str], python: str, folder: Path) -> None:
@@ -144,9 +146,13 @@ def split(file: Path, limit: int, out: Path, first: int) -> list[Path]:
 def licence(wheel: Path) -> str:
     """What a wheel's metadata say of its licence."""
     with zipfile.ZipFile(wheel) as archive:
-        name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        name = next(member for member in archive.namelist() if member.endswith(".dist-info/METADATA"))
         metadata = email.message_from_bytes(archive.read(name))
-    classifiers = [each.rpartition(":: ")[2] for each in metadata.get_all("Classifier", []) if "License ::" in each]
+    classifiers = [
+        classifier.rpartition(":: ")[2]
+        for classifier in metadata.get_all("Classifier", [])
+        if "License ::" in classifier
+    ]
     text = metadata["License-Expression"] or ", ".join(classifiers) or metadata["License"] or "not stated"
     return text.splitlines()[0][:40]
 
@@ -192,9 +198,9 @@ def _pip(command: str) -> list[str]:
 
 
 def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise PackError(f"{' '.join(command[:4])} failed: {done.stderr[-2000:]}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        raise PackError(f"{' '.join(command[:4])} failed: {process.stderr[-2000:]}")
 
 
 def main(arguments: Sequence[str]) -> int:

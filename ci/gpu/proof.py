@@ -39,10 +39,12 @@ class Proof:
         self._options, self._deadline = options, deadline
         self._file = options.out / "results.json"
         saved = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
-        found = [Result(**each) for each in saved]
+        results = [Result(**fields) for fields in saved]
         # Of an earlier run on the same device; those of another one do not belong into this table.
-        same = [each for each in found if (each.device, each.simulated) == (options.device, options.simulated)]
-        self.results = {each.stage: each for each in same}
+        same = [
+            result for result in results if (result.device, result.simulated) == (options.device, options.simulated)
+        ]
+        self.results = {result.stage: result for result in same}
         self._jit: subprocess.Popen[bytes] | None = None
 
     def run(self, selected: Sequence[Stage]) -> None:
@@ -53,8 +55,8 @@ class Proof:
                 left = [stage for stage in left if stage not in group]
                 limits = self._limits(group, left)
                 with ThreadPoolExecutor(len(group)) as threads:
-                    for each in as_completed([threads.submit(self._run, *limited) for limited in limits]):
-                        self._record(each.result())
+                    for future in as_completed([threads.submit(self._run, *limited) for limited in limits]):
+                        self._record(future.result())
                 if group[0].name == "environment":
                     self._start_compiling()
         finally:
@@ -66,7 +68,7 @@ class Proof:
         left = self._deadline - monotonic()
         if len(group) == 1:
             return [(group[0], min(group[0].seconds, left))]
-        return [(stage, left - sum(each.seconds for each in later)) for stage in group]
+        return [(stage, left - sum(stage_after.seconds for stage_after in later)) for stage in group]
 
     def _run(self, stage: Stage, seconds: float) -> Result:
         if seconds < LEAST_SECONDS:
@@ -90,7 +92,7 @@ class Proof:
         if result.stage == "evidence" and self._options.can_commit:
             for file in (ROOT / EVIDENCE).glob(f"{self._options.device}-*.jsonl"):
                 shutil.copy(file, self._options.out)
-        lines = [each.as_json() for each in self.results.values()]
+        lines = [outcome.as_json() for outcome in self.results.values()]
         self._file.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
         (self._options.out / "table.md").write_text(markdown(list(self.results.values())), encoding="utf-8")
         print(f"   {result.outcome}, {result.seconds:.0f} s: {result.figure}", flush=True)
@@ -98,8 +100,10 @@ class Proof:
     def _passed_over(self) -> dict[str, str]:
         """Backends that cannot work here, from the environment's report."""
         file = self._options.out / "environment.json"
-        found: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))["passed_over"] if file.exists() else {}
-        return found
+        passed_over: dict[str, str] = (
+            json.loads(file.read_text(encoding="utf-8"))["passed_over"] if file.exists() else {}
+        )
+        return passed_over
 
     def _start_compiling(self) -> None:
         """FlashInfer compiles its kernels at run time, which takes minutes: in the background of the other stages."""
@@ -120,17 +124,17 @@ class Proof:
 
     def _speed_arguments(self, log: TextIO, seconds: float) -> list[str]:
         """Waits for FlashInfer's kernels, because compiling beside a measurement would falsify it."""
-        known, started = self._passed_over(), monotonic()
+        passed_over, started = self._passed_over(), monotonic()
         if self._jit is not None:
             try:
                 if self._jit.wait(min(JIT_WAIT_S, seconds / 2)) != 0:
-                    known["flashinfer"] = "its kernels could not be compiled: see log-jit.txt"
+                    passed_over["flashinfer"] = "its kernels could not be compiled: see log-jit.txt"
             except subprocess.TimeoutExpired:
-                known["flashinfer"] = "its kernels were still being compiled when the measurements began"
+                passed_over["flashinfer"] = "its kernels were still being compiled when the measurements began"
                 stop_group(self._jit)
         log.write(f"waited {monotonic() - started:.0f} s for FlashInfer's kernels\n")
         arguments = ["--seconds", f"{seconds - (monotonic() - started) - LEAST_SECONDS / 2:.0f}"]
-        for backend, reason in known.items():
+        for backend, reason in passed_over.items():
             arguments += ["--passed-over", f"{backend}={reason}"]
         return arguments
 
@@ -147,10 +151,12 @@ def groups(selected: Sequence[Stage], workers: int) -> list[list[Stage]]:
 def clean_checkout() -> bool:
     """Whether this tree is a git checkout without changes, which evidence names."""
     try:
-        done = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False)
+        process = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
     except OSError:
         return False
-    return done.returncode == 0 and not done.stdout.strip()
+    return process.returncode == 0 and not process.stdout.strip()
 
 
 def _workers() -> int:
@@ -175,14 +181,14 @@ def main(arguments: Sequence[str]) -> int:
     proof = Options(
         options.device, out, options.simulated, options.smallest, real and clean_checkout(), _workers() if real else 1
     )
-    known = {stage.name: stage for stage in stages(proof)}
-    unknown = [name for name in options.stages or [] if name not in known]
+    by_name = {stage.name: stage for stage in stages(proof)}
+    unknown = [name for name in options.stages or [] if name not in by_name]
     if unknown:
-        parser.error(f"there is no stage {', '.join(unknown)}; stages are {', '.join(known)}")
-    selected = [stage for name, stage in known.items() if options.stages is None or name in options.stages]
+        parser.error(f"there is no stage {', '.join(unknown)}; stages are {', '.join(by_name)}")
+    selected = [stage for name, stage in by_name.items() if options.stages is None or name in options.stages]
     run = Proof(proof, monotonic() + options.seconds)
     run.run(selected)
-    print("\n" + markdown([result for name in known if (result := run.results.get(name))]))
+    print("\n" + markdown([result for name in by_name if (result := run.results.get(name))]))
     print(f"results: {out}")
     return 0 if all(run.results[stage.name].good for stage in selected) else 1
 

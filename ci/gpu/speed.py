@@ -84,36 +84,36 @@ class Run:
         if self.simulated:
             return None
         command = [sys.executable, str(HERE / "ceilings.py"), self.device]
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=min(CEILING_SECONDS, self.left), check=False
         )
-        if done.returncode != 0:
-            raise RuntimeError(f"the ceilings could not be measured: {done.stderr[-2000:]}")
-        return Ceilings(**json.loads(done.stdout.splitlines()[-1]))
+        if process.returncode != 0:
+            raise RuntimeError(f"the ceilings could not be measured: {process.stderr[-2000:]}")
+        return Ceilings(**json.loads(process.stdout.splitlines()[-1]))
 
-    def measure(self, each: Configuration, model: Path, prompt: int) -> None:
+    def measure(self, configuration: Configuration, model: Path, prompt: int) -> None:
         """Run one configuration; what it measured is in speed.jsonl."""
-        reason = self.known.get(each.attention, "")
+        reason = self.known.get(configuration.attention, "")
         if not reason and self.left < LEAST_SECONDS:
             reason = "no time was left for it"
         if reason:
-            self.passed_over[each.name] = reason
+            self.passed_over[configuration.name] = reason
             return
-        print(f"-- {each.name}: batches {each.batches}, prefill {each.prefill}", flush=True)
+        print(f"-- {configuration.name}: batches {configuration.batches}, prefill {configuration.prefill}", flush=True)
         command = [
             *(sys.executable, str(HERE / "engine_speed.py"), "--device", self.device, "--model", str(model)),
-            *("--attention", each.attention, "--prompt", str(prompt), "--prefill", str(each.prefill)),
-            *("--batches", *map(str, each.batches), "--out", str(self.out / "speed.jsonl")),
-            *("--seconds", f"{self.left:.0f}", *(["--eager"] if each.eager else [])),
+            *("--attention", configuration.attention, "--prompt", str(prompt), "--prefill", str(configuration.prefill)),
+            *("--batches", *map(str, configuration.batches), "--out", str(self.out / "speed.jsonl")),
+            *("--seconds", f"{self.left:.0f}", *(["--eager"] if configuration.eager else [])),
             *(["--simulated"] if self.simulated else []),
         ]
         ended = run_limited(command, sys.stdout, self.left, leads=False)
         if ended.status is None:
-            self.passed_over[each.name] = f"stopped when its time was over, after {ended.seconds:.0f} s"
+            self.passed_over[configuration.name] = f"stopped when its time was over, after {ended.seconds:.0f} s"
         elif ended.status == STATUS_PASSED_OVER:
-            self.passed_over[each.name] = self._lines()[-1]["refused"]
+            self.passed_over[configuration.name] = self._lines()[-1]["refused"]
         elif ended.status != 0:
-            self.passed_over[each.name] = f"failed with status {ended.status}: see the log"
+            self.passed_over[configuration.name] = f"failed with status {ended.status}: see the log"
 
     def measured(self) -> list[Measured]:
         return [Measured(**line) for line in self._lines() if "refused" not in line]
@@ -141,9 +141,9 @@ def sizes(ceilings: Ceilings | None) -> tuple[Shape, tuple[int, ...], int, int]:
         return TINY, (1, 2), 20, 40
     shape, prompt = LLAMA_3_8B, 1024
     free = int(ceilings.memory_bytes * USABLE) - shape.checkpoint_bytes
-    wanted = (1, 16, 64, 256)
-    tokens = {batch: batch * (prompt + output_tokens(batch, prompt) + PAGE) for batch in wanted}
-    fitting = tuple(batch for batch in wanted if tokens[batch] * shape.kv_bytes <= free)
+    batches = (1, 16, 64, 256)
+    tokens = {batch: batch * (prompt + output_tokens(batch, prompt) + PAGE) for batch in batches}
+    fitting = tuple(batch for batch in batches if tokens[batch] * shape.kv_bytes <= free)
     if not fitting:
         raise RuntimeError(f"{shape.checkpoint_bytes / 1e9:.0f} GB of weights do not fit into the device's memory")
     return shape, fitting, prompt, 8192
@@ -158,15 +158,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="+", metavar="BACKEND", help="measure only these backends of attention")
     parser.add_argument("--simulated", action="store_true")
     options = parser.parse_args(arguments)
-    known = dict(each.split("=", 1) for each in options.passed_over)
-    run = Run(options.device, options.out, monotonic() + options.seconds, options.simulated, known)
+    passed_over = dict(text.split("=", 1) for text in options.passed_over)
+    run = Run(options.device, options.out, monotonic() + options.seconds, options.simulated, passed_over)
     (run.out / "speed.jsonl").unlink(missing_ok=True)
     ceilings = run.ceilings()
     shape, batches, prompt, prefill = sizes(ceilings)
     with model_folder(shape) as model:
-        for each in configurations(run.device, batches, prefill):
-            if options.only is None or each.attention in options.only:
-                run.measure(each, model, prompt)
+        for configuration in configurations(run.device, batches, prefill):
+            if options.only is None or configuration.attention in options.only:
+                run.measure(configuration, model, prompt)
     speed = Speed(shape, ceilings, tuple(run.measured()), run.passed_over)
     (run.out / "speed.json").write_text(json.dumps(speed.as_json(), indent=1) + "\n", encoding="utf-8")
     (run.out / "speed.md").write_text(markdown(speed), encoding="utf-8")

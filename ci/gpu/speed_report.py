@@ -33,38 +33,43 @@ class Speed:
     measured: Sequence[Measured]
     passed_over: Mapping[str, str]
 
-    def floor_s(self, each: Measured) -> float | None:
+    def floor_s(self, measured: Measured) -> float | None:
         if self.ceilings is None:
             return None
-        if each.kind == "prefill":
-            return self.shape.prefill_floor_s(each.size, self.ceilings.operations_per_s)
-        return self.shape.decode_floor_s(each.size, each.context, self.ceilings.bytes_per_s)
+        if measured.kind == "prefill":
+            return self.shape.prefill_floor_s(measured.size, self.ceilings.operations_per_s)
+        return self.shape.decode_floor_s(measured.size, measured.context, self.ceilings.bytes_per_s)
 
-    def share(self, each: Measured) -> float | None:
+    def share(self, measured: Measured) -> float | None:
         """The floor divided by the measured time."""
-        floor = self.floor_s(each)
-        return None if floor is None or each.seconds is None else floor / each.seconds
+        floor = self.floor_s(measured)
+        return None if floor is None or measured.seconds is None else floor / measured.seconds
 
     def as_json(self) -> dict[str, object]:
         return {
             "shape": asdict(self.shape),
             "ceilings": None if self.ceilings is None else asdict(self.ceilings),
             "measured": [
-                asdict(each) | {"floor_s": self.floor_s(each), "share": self.share(each)} for each in self.measured
+                asdict(measured) | {"floor_s": self.floor_s(measured), "share": self.share(measured)}
+                for measured in self.measured
             ],
             "passed_over": dict(self.passed_over),
         }
 
 
-def aim_name(each: Measured) -> str:
+def aim_name(measured: Measured) -> str:
     """The key of `speed_floors.AIMS`."""
-    return "prefill" if each.kind == "prefill" else f"decode {each.size}"
+    return "prefill" if measured.kind == "prefill" else f"decode {measured.size}"
 
 
 def markdown(speed: Speed) -> str:
     """The ceilings, one row per measurement, and what was passed over."""
     lines = [_ceilings(speed), ""] if speed.ceilings else []
-    lines += [_row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *(_row(_cells(speed, each)) for each in speed.measured)]
+    lines += [
+        _row(_COLUMNS),
+        _row(["---"] * len(_COLUMNS)),
+        *(_row(_cells(speed, measured)) for measured in speed.measured),
+    ]
     if speed.passed_over:
         lines += ["", "Not measured:", "", *(f"- {name}: {why}" for name, why in speed.passed_over.items())]
     return "\n".join(lines) + "\n"
@@ -81,18 +86,18 @@ def _ceilings(speed: Speed) -> str:
     )
 
 
-def _cells(speed: Speed, each: Measured) -> list[str]:
-    if each.kind == "prefill":
-        name, steps = f"prefill of {each.size:,}", "one prompt"
+def _cells(speed: Speed, measured: Measured) -> list[str]:
+    if measured.kind == "prefill":
+        name, steps = f"prefill of {measured.size:,}", "one prompt"
     else:
-        name = f"decode, batch {each.size}, context {each.context:,.0f}"
-        steps = "replayed" if each.replayed else "eager"
-    share, floor = speed.share(each), speed.floor_s(each)
-    if share is None or floor is None or each.seconds is None:
-        return [name, each.attention, steps, *["simulated"] * 4, ""]
-    tokens = each.size / each.seconds
-    figures = [f"{each.seconds * 1e3:.2f}", f"{floor * 1e3:.2f}", f"{share:.0%}", f"{tokens:,.0f}"]
-    return [name, each.attention, steps, *figures, verdict(aim_name(each), share)]
+        name = f"decode, batch {measured.size}, context {measured.context:,.0f}"
+        steps = "replayed" if measured.replayed else "eager"
+    share, floor = speed.share(measured), speed.floor_s(measured)
+    if share is None or floor is None or measured.seconds is None:
+        return [name, measured.attention, steps, *["simulated"] * 4, ""]
+    tokens = measured.size / measured.seconds
+    figures = [f"{measured.seconds * 1e3:.2f}", f"{floor * 1e3:.2f}", f"{share:.0%}", f"{tokens:,.0f}"]
+    return [name, measured.attention, steps, *figures, verdict(aim_name(measured), share)]
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -104,9 +109,11 @@ def summary(speed: Speed) -> str:
     if speed.ceilings is None:
         return f"simulated: {len(speed.measured)} measurements ran, without times"
     best: dict[str, tuple[float, str]] = {}
-    for each in speed.measured:
-        name, share = aim_name(each), speed.share(each)
+    for measured in speed.measured:
+        name, share = aim_name(measured), speed.share(measured)
         if share is not None and verdict(name, share):
-            best[name] = max(best.get(name, (0.0, "")), (share, each.attention))
-    found = [f"{name} {share:.0%} ({attention}), {verdict(name, share)}" for name, (share, attention) in best.items()]
-    return "; ".join(found) or "nothing with an aim was measured"
+            best[name] = max(best.get(name, (0.0, "")), (share, measured.attention))
+    verdicts = [
+        f"{name} {share:.0%} ({attention}), {verdict(name, share)}" for name, (share, attention) in best.items()
+    ]
+    return "; ".join(verdicts) or "nothing with an aim was measured"

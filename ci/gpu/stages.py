@@ -124,8 +124,8 @@ def _sweep(options: Options) -> Stage:
 
 def _evidence(options: Options) -> Stage:
     """Into the support matrix if it may be committed; else into the folder of results, marked as changed."""
-    own = [str(options.out / "evidence.jsonl"), "--srv-evidence-any-tree"]
-    target = [str(EVIDENCE)] if options.can_commit else own
+    flags = [str(options.out / "evidence.jsonl"), "--srv-evidence-any-tree"]
+    target = [str(EVIDENCE)] if options.can_commit else flags
     tests = [*EVIDENCE_TESTS, "--deselect", AHEAD_OF_TIME]
     if options.simulated:
         tests = [EVIDENCE_TESTS[-1], "-k", "test_host"]

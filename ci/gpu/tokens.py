@@ -79,13 +79,13 @@ def generate(base: str, prompts: Sequence[str], tokens: int) -> list[list[int]]:
     body = json.dumps({"text": list(prompts), "sampling_params": sampling}).encode()
     request = urllib.request.Request(f"{base}/generate", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-        return [each["output_ids"] for each in json.load(answer)]
+        return [reply["output_ids"] for reply in json.load(answer)]
 
 
-def differences(expected: Sequence[Sequence[int]], found: Sequence[Sequence[int]]) -> list[str]:
+def differences(expected: Sequence[Sequence[int]], actual: Sequence[Sequence[int]]) -> list[str]:
     """One sentence for each prompt whose tokens differ: where they first do."""
     lines = []
-    for number, (want, got) in enumerate(zip(expected, found, strict=True)):
+    for number, (want, got) in enumerate(zip(expected, actual, strict=True)):
         if list(want) != list(got):
             pairs = enumerate(zip(want, got, strict=False))
             at = next((place for place, (one, other) in pairs if one != other), min(len(want), len(got)))
@@ -110,8 +110,8 @@ def main(arguments: Sequence[str]) -> int:
     for device, more in (("cpu", ()), (options.device, ("--disable-graphs",) if options.eager else ())):
         with server(device, *more) as base:
             answers.append(generate(base, prompts, options.tokens))
-    expected, found = answers
-    wrong = differences(expected, found)
+    expected, actual = answers
+    wrong = differences(expected, actual)
     print("\n".join(wrong))
     print(f"{len(prompts) - len(wrong)} of {len(prompts)} prompts equal to the CPU, {options.tokens} tokens each")
     return 1 if wrong else 0

@@ -81,7 +81,7 @@ def add_repository(pack: Path, root: Path = ROOT) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    pack, environment = (Path(each).resolve() for each in arguments)
+    pack, environment = (Path(argument).resolve() for argument in arguments)
     add_repository(pack)
     with tempfile.TemporaryDirectory() as scratch:
         print(create(environment, gather(pack, Path(scratch))))

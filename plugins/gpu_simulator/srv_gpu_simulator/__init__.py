@@ -67,7 +67,7 @@ def load(
     key = card if card is not None else os.environ.get(VARIABLE, "")
     if not key:
         raise ValueError(f"the GPU simulator was given no GPU; set {VARIABLE} to one, for instance sm90")
-    found = find_card(key)
+    hardware = find_card(key)
     if asynchronous is None:
         asynchronous = os.environ.get(ASYNCHRONOUS_VARIABLE, "0") == "1"
 
@@ -77,12 +77,12 @@ def load(
 
     if count is None:
         count = int(os.environ.get(COUNT_VARIABLE) or 1)
-    accelerator = install(found, memory if memory is not None else found.memory, asynchronous, count)
+    accelerator = install(hardware, memory if memory is not None else hardware.memory, asynchronous, count)
     return Simulation(
-        found,
+        hardware,
         accelerator,
-        FlashInfer(accelerator) if found.vendor == "nvidia" else None,
-        Aiter(accelerator) if found.key in ("gfx942", "gfx950") else None,
+        FlashInfer(accelerator) if hardware.vendor == "nvidia" else None,
+        Aiter(accelerator) if hardware.key in ("gfx942", "gfx950") else None,
     )
 
 

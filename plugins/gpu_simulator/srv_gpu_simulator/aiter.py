@@ -112,23 +112,23 @@ class Aiter:
     ) -> tuple[Tensor, Tensor]:
         """The caches as [pages, block_size, KV heads, D]."""
         rules.require(layout in LAYOUTS, "kv_cache_layout", repr(layout), "must be 'NHD' or 'HND'")
-        found = []
+        caches = []
         for name, cache in (("key_cache", key), ("value_cache", value)):
             rules.dims(name, cache, 4)
             rules.unit_stride(**{name: cache})
-            found.append(cache if layout == "NHD" else cache.transpose(1, 2))
+            caches.append(cache if layout == "NHD" else cache.transpose(1, 2))
         rule = f"must be one of {DECODE_PAGES}"
         rules.require(block_size in DECODE_PAGES, "block_size", block_size, rule, RuntimeError)
         dim = query.shape[2]
         rule = f"must be a multiple of 64 up to {_MAX_DECODE_HEAD_DIM}"
         rules.require(dim % 64 == 0 and dim <= _MAX_DECODE_HEAD_DIM, "head size", dim, rule, RuntimeError)
-        kv_heads = found[0].shape[2]
+        kv_heads = caches[0].shape[2]
         group = rules.heads(query.shape[1], kv_heads)
         rule = f"at most {MAX_GROUP} may share a KV head"
         rules.require(group <= MAX_GROUP, "query heads", f"{group} per KV head", rule, RuntimeError)
-        for name, cache in zip(("key_cache", "value_cache"), found, strict=True):
-            rules.shape(name, cache, (found[0].shape[0], block_size, kv_heads, dim))
-        return found[0], found[1]
+        for name, cache in zip(("key_cache", "value_cache"), caches, strict=True):
+            rules.shape(name, cache, (caches[0].shape[0], block_size, kv_heads, dim))
+        return caches[0], caches[1]
 
     def _check_decode_types(
         self, rules: Rules, query: Tensor, out: Tensor, key: Tensor, value: Tensor, cache_dtype: str
@@ -169,8 +169,8 @@ class Aiter:
         cu_seqlens_q, kv_indptr: int32 [n + 1]. window_size: keys before and after a query's position that it sees.
         """
         rules = Rules("mha_batch_prefill_func")
-        for name, given in (("alibi_slopes", alibi_slopes), ("return_attn_probs", return_attn_probs or None)):
-            rules.require(given is None, name, "given", "but is not simulated: leave it out", NotImplementedError)
+        for name, argument in (("alibi_slopes", alibi_slopes), ("return_attn_probs", return_attn_probs or None)):
+            rules.require(argument is None, name, "given", "but is not simulated: leave it out", NotImplementedError)
         rules.require(dropout_p == 0, "dropout_p", dropout_p, "only 0 is simulated", NotImplementedError)
         rules.on_device(q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, out=out)
         rules.on_device(kv_indptr=kv_indptr, kv_page_indices=kv_page_indices, kv_last_page_lens=kv_last_page_lens)

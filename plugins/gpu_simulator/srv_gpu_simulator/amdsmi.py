@@ -75,9 +75,9 @@ def amdsmi_get_temp_metric(
 def amdsmi_get_power_info(processor_handle: _Handle) -> dict[str, Any]:
     """Watts."""
     instinct = _is_instinct(_card(processor_handle))
-    known = {"current_socket_power": 50} if instinct else {"average_socket_power": 50}
+    reading = {"current_socket_power": 50} if instinct else {"average_socket_power": 50}
     unknown = dict.fromkeys(("socket_power", "current_socket_power", "average_socket_power"), "N/A")
-    return unknown | known
+    return unknown | reading
 
 
 def amdsmi_get_gpu_vram_usage(processor_handle: _Handle) -> dict[str, Any]:

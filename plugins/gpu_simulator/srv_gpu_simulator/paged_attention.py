@@ -38,7 +38,7 @@ class Pages:
         """The tokens of each sequence. RuntimeError if the pages do not describe one, which a GPU does not check."""
         starts = self.indptr.tolist()
         lasts = self.last_page_len.tolist() if self.last_page_len is not None else [1] * (len(starts) - 1)
-        found = []
+        lengths = []
         for row, (first, end) in enumerate(pairwise(starts)):
             if not 0 <= first <= end <= len(self.indices):
                 raise RuntimeError(
@@ -49,8 +49,8 @@ class Pages:
                     f"the last page of sequence {row} has {lasts[row]} tokens, not 1 to {self.page_size}: a page is "
                     "never empty, and has no more tokens than its size"
                 )
-            found.append((end - first - 1) * self.page_size + lasts[row] if first < end else 0)
-        return found
+            lengths.append((end - first - 1) * self.page_size + lasts[row] if first < end else 0)
+        return lengths
 
     def gather(self, cache: Tensor, row: int, length: int) -> Tensor:
         """float32 [length, KV heads, D]: the keys or values of one sequence."""

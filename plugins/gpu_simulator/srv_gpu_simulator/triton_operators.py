@@ -63,12 +63,12 @@ def reference_operators(environ: Mapping[str, str] = os.environ) -> dict[str, Ca
     Raises ValueError for an operator whose contract has no reference.
     """
     names = [name.strip() for name in environ.get(REFERENCE_VARIABLE, "").split(",") if name.strip()]
-    known = {name: contract.reference for name, contract in CONTRACTS.items() if contract.reference}
-    if unknown := [name for name in names if name not in known]:
+    references = {name: contract.reference for name, contract in CONTRACTS.items() if contract.reference}
+    if unknown := [name for name in names if name not in references]:
         raise ValueError(
-            f"{REFERENCE_VARIABLE} names {', '.join(unknown)}; there are references for {', '.join(known)}"
+            f"{REFERENCE_VARIABLE} names {', '.join(unknown)}; there are references for {', '.join(references)}"
         )
-    return {name: pkgutil.resolve_name(known[name]) for name in names}
+    return {name: pkgutil.resolve_name(references[name]) for name in names}
 
 
 def _is_registered(op: TritonOp) -> bool:
@@ -104,18 +104,18 @@ class TritonKernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._accelerator.check_current_device(f"{LIBRARY}::{self._op.name}")
-        given = dict(zip(self._names, args, strict=False)) | kwargs
+        arguments = dict(zip(self._names, args, strict=False)) | kwargs
         fresh = self._new_results(args, kwargs) if None in self._returned else []
         self._accelerator.launch(self._counted, self._run, fresh, args, **kwargs)
         new = iter(fresh)
-        results = [next(new) if name is None else given[name] for name in self._returned]
+        results = [next(new) if name is None else arguments[name] for name in self._returned]
         return None if not results else results[0] if len(results) == 1 else tuple(results)
 
     def _new_results(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """Poisoned device tensors for the results that are new."""
         assert self._op.like is not None
-        found = self._op.like(*map(_as_meta, args), **{name: _as_meta(value) for name, value in kwargs.items()})
-        shapes = found if isinstance(found, (list, tuple)) else [found]
+        results = self._op.like(*map(_as_meta, args), **{name: _as_meta(value) for name, value in kwargs.items()})
+        shapes = results if isinstance(results, (list, tuple)) else [results]
         fresh = [
             self._accelerator.factory.empty_like(like)
             for like, name in zip(shapes, self._returned, strict=True)

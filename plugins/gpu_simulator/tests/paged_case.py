@@ -70,12 +70,12 @@ class Case:
                     for token in range(keys)
                     if (not causal or token <= position) and (window < 0 or token >= position - window)
                 ]
-                found = [
+                attended = [
                     self.attend(row, int(self.qo_indptr[row]) + at, head, seen, scale, cap)
                     for head in range(self.heads)
                 ]
-                outs.append(torch.stack([one[0] for one in found]))
-                sums.append(torch.tensor([one[1] for one in found], dtype=torch.float64))
+                outs.append(torch.stack([one[0] for one in attended]))
+                sums.append(torch.tensor([one[1] for one in attended], dtype=torch.float64))
         return torch.stack(outs), torch.stack(sums)
 
     def attend(self, row: int, at: int, head: int, seen: list[int], scale: float, cap: float) -> tuple[Tensor, float]:

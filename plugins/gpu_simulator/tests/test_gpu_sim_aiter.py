@@ -102,9 +102,9 @@ def prefill_arguments(case: Case, **changed: Any) -> dict[str, Any]:
     ],
 )
 def test_prefill(aiter: Any, case: Case, options: Any, expected: Any) -> None:
-    found, lse = aiter.mha_batch_prefill_func(**prefill_arguments(case, return_lse=True, **options))
+    actual, lse = aiter.mha_batch_prefill_func(**prefill_arguments(case, return_lse=True, **options))
     outs, sums = case.expected(causal=True, **expected)
-    torch.testing.assert_close(found.cpu().double(), outs, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(actual.cpu().double(), outs, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(lse.cpu().double().t(), sums, atol=1e-3, rtol=1e-3)
 
 

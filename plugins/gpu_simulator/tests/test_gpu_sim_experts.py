@@ -66,19 +66,19 @@ def clamped(gate: Tensor, up: Tensor) -> Tensor:
     return gate * (1.5 * gate).sigmoid() * (up + 2)
 
 
-def close(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found.cpu().double(), wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max()))
+def close(actual: Tensor, exact: Tensor) -> None:
+    torch.testing.assert_close(actual.cpu().double(), exact, rtol=0.02, atol=0.02 * float(exact.abs().max()))
 
 
 def cutlass(**changed: Any) -> dict[str, Any]:
-    given = {
+    arguments = {
         "input": X,
         "token_selected_experts": ids(),
         "token_final_scales": WEIGHTS,
         "fc1_expert_weights": FIRST,
         "fc2_expert_weights": SECOND,
     }
-    moved = {name: value.to("gpusim") for name, value in given.items()}
+    moved = {name: value.to("gpusim") for name, value in arguments.items()}
     return {**moved, "output_dtype": torch.bfloat16, "quant_scales": [], **changed}
 
 
@@ -147,14 +147,14 @@ def test_flashinfer_s_kernels_read_vectors_and_are_for_newer_gpus(gpu: Any) -> N
 
 def mixed(aiter: Any, **changed: Any) -> dict[str, Any]:
     shuffle = aiter.ops.shuffle.shuffle_weight
-    given = {
+    arguments = {
         "hidden_states": X.to("gpusim"),
         "w1": shuffle(FIRST.to("gpusim"), layout=(16, 16)),
         "w2": shuffle(SECOND.to("gpusim"), layout=(16, 16)),
         "topk_weight": WEIGHTS.to("gpusim"),
         "topk_ids": ids().to("gpusim"),
     }
-    return {**given, **changed}
+    return {**arguments, **changed}
 
 
 def test_aiter_reads_shuffled_weights(aiter: Any) -> None:

@@ -48,11 +48,11 @@ def plan(wrapper: Any, case: Case, **options: Any) -> None:
 )
 def test_prefill(gpu: Any, case: Case, options: Any, expected: Any) -> None:
     wrapper = prefill(gpu, case, **options)
-    found, lse = wrapper.run(case.query.to("gpusim"), case.cache(), return_lse=True)
+    actual, lse = wrapper.run(case.query.to("gpusim"), case.cache(), return_lse=True)
     outs, sums = case.expected(**expected)
-    assert found.dtype is case.dtype
+    assert actual.dtype is case.dtype
     tolerance = 2e-2 if case.dtype is torch.bfloat16 else 2e-3
-    torch.testing.assert_close(found.cpu().double(), outs, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(actual.cpu().double(), outs, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(lse.cpu().double() * math.log(2), sums, atol=1e-3, rtol=1e-3)
 
 
@@ -72,17 +72,17 @@ def test_decode(gpu: Any, tensor_cores: bool) -> None:
     case = Case([1, 1, 1], [5, 0, 200])
     wrapper = gpu.flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), use_tensor_cores=tensor_cores)
     plan(wrapper, case)
-    found = wrapper.run(case.query.to("gpusim"), case.cache())
-    torch.testing.assert_close(found.cpu().double(), case.expected()[0], atol=2e-3, rtol=2e-3)
-    assert found[1].count_nonzero() == 0
+    actual = wrapper.run(case.query.to("gpusim"), case.cache())
+    torch.testing.assert_close(actual.cpu().double(), case.expected()[0], atol=2e-3, rtol=2e-3)
+    assert actual[1].count_nonzero() == 0
 
 
 def test_decode_of_several_tokens_is_causal(gpu: Any) -> None:
     case = Case([2, 2], [5, 9])
     wrapper = gpu.flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), use_tensor_cores=True)
     plan(wrapper, case, q_len_per_req=2)
-    found = wrapper.run(case.query.to("gpusim"), case.cache())
-    torch.testing.assert_close(found.cpu().double(), case.expected(causal=True)[0], atol=2e-3, rtol=2e-3)
+    actual = wrapper.run(case.query.to("gpusim"), case.cache())
+    torch.testing.assert_close(actual.cpu().double(), case.expected(causal=True)[0], atol=2e-3, rtol=2e-3)
 
 
 class Fixed:
@@ -179,15 +179,15 @@ def test_a_second_plan_before_the_first_was_copied_is_found(deferred: Any) -> No
 
 def test_two_wrappers_for_two_steps_in_flight(deferred: Any) -> None:
     cases = [Case([1], [7]), Case([1], [5])]
-    found = []
+    outs = []
     for case in cases:
         pinned(deferred, case)
     steps = [(case.query.to("gpusim"), case.cache()) for case in cases]
     wrappers = [deferred.flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace()) for _ in cases]
     for case, wrapper, step in zip(cases, wrappers, steps, strict=True):
         plan(wrapper, case)
-        found.append(wrapper.run(*step))
-    for case, out in zip(cases, found, strict=True):
+        outs.append(wrapper.run(*step))
+    for case, out in zip(cases, outs, strict=True):
         torch.testing.assert_close(out.cpu().double(), case.expected()[0], atol=2e-3, rtol=2e-3)
 
 

@@ -13,11 +13,11 @@ PACKAGE = Path(__file__).parents[1]
 def python(code: str, **variables: str) -> str:
     """The output of the code; the last line is the text of its exception, if any."""
     setup = f"import sys; sys.path.insert(0, {str(PACKAGE)!r})\n"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SRV_GPU_SIMULATOR")}
-    environment = {**kept, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **variables}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SRV_GPU_SIMULATOR")}
+    environment = {**inherited, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **variables}
     command = [sys.executable, "-c", setup + code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    return (done.stdout + done.stderr).strip()
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return (process.stdout + process.stderr).strip()
 
 
 def test_the_cards_have_facts_of_their_architecture() -> None:

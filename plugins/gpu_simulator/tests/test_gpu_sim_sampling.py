@@ -19,10 +19,10 @@ def test_filters(gpu: Any) -> None:
     logits = torch.randn(2, 9)
     scaled = logits / torch.tensor([[2.0], [0.5]])
     torch.testing.assert_close(sampling.softmax(logits.to("gpusim"), on_gpu(2.0, 0.5)).cpu(), scaled.softmax(-1))
-    found = sampling.top_k_renorm_probs(probs, on_gpu(2, 1, dtype=torch.int32)).cpu()
-    torch.testing.assert_close(found, torch.tensor([[2 / 3, 1 / 3, 0, 0], [0, 0, 0, 1.0]]))
-    found = sampling.top_p_renorm_probs(probs, on_gpu(0.6, 0.3)).cpu()
-    torch.testing.assert_close(found, torch.tensor([[2 / 3, 1 / 3, 0, 0], [0, 0, 0, 1.0]]))
+    actual = sampling.top_k_renorm_probs(probs, on_gpu(2, 1, dtype=torch.int32)).cpu()
+    torch.testing.assert_close(actual, torch.tensor([[2 / 3, 1 / 3, 0, 0], [0, 0, 0, 1.0]]))
+    actual = sampling.top_p_renorm_probs(probs, on_gpu(0.6, 0.3)).cpu()
+    torch.testing.assert_close(actual, torch.tensor([[2 / 3, 1 / 3, 0, 0], [0, 0, 0, 1.0]]))
 
 
 def counts(draw: Any, rows: int = 4000) -> torch.Tensor:
@@ -43,9 +43,9 @@ def counts(draw: Any, rows: int = 4000) -> torch.Tensor:
 )
 def test_draws_follow_the_distribution(gpu: Any, name: str, arguments: Any, expected: list[float]) -> None:
     draw = getattr(gpu.flashinfer.sampling, name)
-    found = counts(lambda probs: draw(probs, *arguments))
-    torch.testing.assert_close(found, torch.tensor(expected), atol=0.03, rtol=0)
-    assert (found[torch.tensor(expected) == 0] == 0).all()
+    shares = counts(lambda probs: draw(probs, *arguments))
+    torch.testing.assert_close(shares, torch.tensor(expected), atol=0.03, rtol=0)
+    assert (shares[torch.tensor(expected) == 0] == 0).all()
 
 
 def test_seeds_and_offsets_decide_and_the_row_too(gpu: Any) -> None:

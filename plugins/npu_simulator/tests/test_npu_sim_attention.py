@@ -93,10 +93,10 @@ def causal_mask() -> Tensor:
     return torch.ones(2048, 2048, dtype=torch.bool).triu(1).to("npu:0")
 
 
-def check(found: Tensor, rows: list[Row], scale: float, masked: Any, dtype: torch.dtype) -> None:
-    """found: [tokens, heads, D], row after row."""
+def check(actual: Tensor, rows: list[Row], scale: float, masked: Any, dtype: torch.dtype) -> None:
+    """actual: [tokens, heads, D], row after row."""
     expected = torch.cat([reference(row, scale, masked)[0] for row in rows])
-    torch.testing.assert_close(found.cpu().double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(actual.cpu().double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -176,8 +176,8 @@ def test_batches_over_pages_with_any_head_dim(sdk: Any, layout: str, seed: int) 
         sparse_mode=3 if tokens > 1 else 0,
     )
     assert out.shape == arranged.shape
-    found = out.transpose(1, 2) if layout == "BNSD" else out
-    check(found.reshape(batch * tokens, heads, dim), rows, dim**-0.5, right_down, dtype)
+    actual = out.transpose(1, 2) if layout == "BNSD" else out
+    check(actual.reshape(batch * tokens, heads, dim), rows, dim**-0.5, right_down, dtype)
 
 
 def test_batches_without_pages_keep_to_their_lengths(sdk: Any) -> None:
@@ -198,8 +198,8 @@ def test_batches_without_pages_keep_to_their_lengths(sdk: Any) -> None:
         input_layout="BSND",
         sparse_mode=3,
     )
-    found = torch.cat([out.cpu()[0, :2], out.cpu()[1, :4]])
-    check(found, rows, 0.25, right_down, torch.float16)
+    actual = torch.cat([out.cpu()[0, :2], out.cpu()[1, :4]])
+    check(actual, rows, 0.25, right_down, torch.float16)
 
 
 def masks(batch: int, tokens: int, keys: int) -> list[Tensor]:
@@ -222,9 +222,9 @@ def test_a_full_mask_hides_keys_that_are_1(sdk: Any, shape: int, dtype: torch.dt
         input_layout="BSND",
         sparse_mode=1,
     )
-    each = mask.reshape(-1, 4, 6).expand(2, 4, 6)
+    mask_rows = mask.reshape(-1, 4, 6).expand(2, 4, 6)
     for index, row in enumerate(rows):
-        masked = each[index]
+        masked = mask_rows[index]
         check(out[index], [row], 0.25, lambda i, j, _q, _k, masked=masked: bool(masked[i, j]), torch.float16)
 
 
@@ -312,8 +312,8 @@ def test_a_mask_of_single_queries_covers_all_pages_of_the_table(sdk: Any) -> Non
         scale=0.125,
     )
     for index, row in enumerate(rows):
-        found = out[index].reshape(1, 2, 64)
-        check(found, [row], 0.125, lambda i, j, _q, _k, index=index: j < hidden[index], torch.float16)
+        actual = out[index].reshape(1, 2, 64)
+        check(actual, [row], 0.125, lambda i, j, _q, _k, index=index: j < hidden[index], torch.float16)
 
 
 def test_long_rows_are_computed_in_chunks(sdk: Any, monkeypatch: pytest.MonkeyPatch) -> None:

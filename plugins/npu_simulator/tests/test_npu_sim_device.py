@@ -63,8 +63,8 @@ def flat(result: Any) -> list[torch.Tensor]:
 def test_operators_return_the_same_as_on_the_host(sdk: Any, name: str) -> None:
     operation, operands = OPERATIONS[name]
     expected = flat(operation(*operands))
-    found = flat(operation(*(one.to("npu:0") for one in operands)))
-    for one, other in zip(found, expected, strict=True):
+    actual = flat(operation(*(one.to("npu:0") for one in operands)))
+    for one, other in zip(actual, expected, strict=True):
         assert one.device == torch.device("npu", 0)
         assert torch.equal(one.cpu(), other)
 
@@ -72,8 +72,8 @@ def test_operators_return_the_same_as_on_the_host(sdk: Any, name: str) -> None:
 def test_a_module_moves_and_computes(sdk: Any) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.SiLU(), torch.nn.Linear(16, 4))
     expected = module(X).detach()
-    found = module.to("npu:0")(X.to("npu:0"))
-    torch.testing.assert_close(found.detach().cpu(), expected)
+    actual = module.to("npu:0")(X.to("npu:0"))
+    torch.testing.assert_close(actual.detach().cpu(), expected)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,8 @@ def test_a_copy_to_the_host_arrives_when_the_host_has_waited(sdk: Any) -> None:
 def test_a_copy_to_the_card_needs_its_host_memory_until_it_is_done(sdk: Any) -> None:
     """torch_npu enqueues only the address."""
     sdk.npu.synchronize()
-    kept = torch.arange(3.0)
-    x = kept.to("npu:0", non_blocking=True)
+    host_values = torch.arange(3.0)
+    x = host_values.to("npu:0", non_blocking=True)
     sdk.npu.synchronize()
     assert x.cpu().tolist() == [0, 1, 2]
     torch.arange(3.0).to("npu:0")  # waits, and needs nothing

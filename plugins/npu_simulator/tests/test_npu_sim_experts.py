@@ -34,15 +34,15 @@ def test_gating(sdk: Any, norm: int, biased: bool, groups: int, kept: int) -> No
     expected = wide.sigmoid() if norm else wide.softmax(-1)
     torch.testing.assert_close(scores.cpu().double(), expected, rtol=1e-5, atol=1e-7)
     assert chosen.dtype is torch.int32
-    for row, found in enumerate(chosen.cpu().tolist()):
+    for row, experts in enumerate(chosen.cpu().tolist()):
         choice = expected[row] if bias is None else expected[row] + bias.double()
         size = 32 // groups
         ranked = sorted(
             range(groups), key=lambda group: -float(choice[group * size :][:size].topk(1 + biased)[0].sum())
         )
         allowed = [expert for expert in range(32) if expert // size in ranked[:kept]]
-        assert found == sorted(allowed, key=lambda expert: -float(choice[expert]))[:4]
-        picked = expected[row, found]
+        assert experts == sorted(allowed, key=lambda expert: -float(choice[expert]))[:4]
+        picked = expected[row, experts]
         picked = picked / picked.sum() if norm else picked
         torch.testing.assert_close(weights[row].cpu().double(), 2.5 * picked, rtol=1e-5, atol=1e-7)
 
@@ -159,16 +159,16 @@ def gating(**changed: Any) -> dict[str, Any]:
 
 
 def grouped(**changed: Any) -> dict[str, Any]:
-    given = {
+    arguments = {
         "x": [npu(torch.zeros(3, HIDDEN).half())],
         "weight": [npu(torch.zeros(2, HIDDEN, INNER).half())],
         "group_list": npu(torch.tensor([1, 2])),
     }
-    return {**given, **GROUPED, **changed}
+    return {**arguments, **GROUPED, **changed}
 
 
 def finalized(**changed: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "expanded_permuted_rows": npu(torch.zeros(4, HIDDEN)),
         "skip1": None,
         "skip2": None,
@@ -178,7 +178,7 @@ def finalized(**changed: Any) -> dict[str, Any]:
         "export_for_source_row": None,
         "drop_pad_mode": 2,
     }
-    return {**given, **changed}
+    return {**arguments, **changed}
 
 
 def half(*shape: int) -> Tensor:

@@ -43,11 +43,11 @@ class Layers:
 
     def eager(self, *lengths: list[int]) -> Tensor:
         """The result of an eager step, with one list of lengths per layer."""
-        found = [
+        outs = [
             self.sdk.npu_fused_infer_attention_score(self.query, cache, cache, **self.options(one))[0]
             for cache, one in zip(self.caches, lengths, strict=True)
         ]
-        return (found[0] * 2 + found[-1]).cpu()
+        return (outs[0] * 2 + outs[-1]).cpu()
 
 
 def captured(sdk: Any, layers: Layers, lengths: list[int], updatable: bool = True) -> tuple[Any, Tensor]:

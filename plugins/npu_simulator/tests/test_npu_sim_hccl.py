@@ -15,9 +15,9 @@ def group(sdk: Any) -> Iterator[Any]:
     if sdk is None:
         yield None
         return
-    made = make_group(sdk, group_name="tensor")
-    yield made
-    made.abort()
+    created = make_group(sdk, group_name="tensor")
+    yield created
+    created.abort()
 
 
 def make_group(sdk: Any, **config: Any) -> Any:

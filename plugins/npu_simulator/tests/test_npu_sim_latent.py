@@ -21,7 +21,7 @@ def mask() -> Tensor:
 def reference(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """q [queries, heads, D], k, v [keys, KV heads, D] -> float64 [queries, heads, V], [queries, heads]."""
     sharing = q.shape[1] // k.shape[1]
-    k, v = (each.double().repeat_interleave(sharing, 1) for each in (k, v))
+    k, v = (tensor.double().repeat_interleave(sharing, 1) for tensor in (k, v))
     scores = torch.einsum("qhd,khd->qhk", q.double(), k) * SCALE
     if causal:
         hidden = torch.ones(len(q), len(k), dtype=torch.bool).triu_(1 + len(k) - len(q))
@@ -87,9 +87,9 @@ def materialised(dtype: torch.dtype = torch.float16) -> dict[str, Any]:
 
 def host(call: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values with their ropes."""
-    given = {name: value.cpu() for name, value in call.items() if isinstance(value, Tensor)}
-    query = torch.cat((given["query"], given["query_rope"]), -1)
-    return query, torch.cat((given["key"], given["key_rope"]), -1), given["value"]
+    on_host = {name: value.cpu() for name, value in call.items() if isinstance(value, Tensor)}
+    query = torch.cat((on_host["query"], on_host["query_rope"]), -1)
+    return query, torch.cat((on_host["key"], on_host["key_rope"]), -1), on_host["value"]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -100,7 +100,7 @@ def test_absorbed_sequences_over_pages(sdk: Any, dtype: torch.dtype) -> None:
     begin = 0
     for row, (end, keys) in enumerate(zip(call["actual_seq_lengths"], call["actual_seq_lengths_kv"], strict=True)):
         pages = call["block_table"][row].cpu()
-        k, v = (each[pages].flatten(0, 1)[:keys].unsqueeze(1) for each in (key, value))
+        k, v = (tensor[pages].flatten(0, 1)[:keys].unsqueeze(1) for tensor in (key, value))
         expected, _ = reference(query[begin:end], k, v, causal=True)
         limit = TOLERANCE[dtype]
         torch.testing.assert_close(out[begin:end].cpu().double(), expected, atol=limit, rtol=limit)
@@ -114,11 +114,11 @@ def test_materialised_sequences(sdk: Any, dtype: torch.dtype, causal: bool) -> N
     call = materialised(dtype) | ({} if causal else {"atten_mask": None, "sparse_mode": 0})
     out, lse = sdk.npu_fused_infer_attention_score(**call)
     query, key, value = host(call)
-    found = [
-        reference(query[own], key[keys], value[keys], causal)
-        for own, keys in ((slice(5), slice(9)), (slice(5, 25), slice(9, 29)))
+    by_head = [
+        reference(query[queries], key[keys], value[keys], causal)
+        for queries, keys in ((slice(5), slice(9)), (slice(5, 25), slice(9, 29)))
     ]
-    expected, log = (torch.cat(parts) for parts in zip(*found, strict=True))
+    expected, log = (torch.cat(parts) for parts in zip(*by_head, strict=True))
     limit = TOLERANCE[dtype]
     torch.testing.assert_close(out.cpu().double(), expected, atol=limit, rtol=limit)
     torch.testing.assert_close(lse.cpu()[..., 0].double(), log, atol=1e-3, rtol=1e-3)

@@ -17,8 +17,8 @@ def python(code: str, *paths: Path) -> str:
     setup = f"import sys; sys.path[:0] = {[str(path) for path in (*paths, PACKAGE)]}\n"
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     command = [sys.executable, "-c", setup + code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    return (done.stdout + done.stderr).strip()
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return (process.stdout + process.stderr).strip()
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,10 @@ def shapes(seed: int, count: int = 4, multiple: int = 1) -> list[tuple[int, ...]
     return [(*lead, multiple * chance.randint(1, 200)) for lead in leading]
 
 
-def close(found: Tensor, expected: Tensor) -> None:
+def close(actual: Tensor, expected: Tensor) -> None:
     """expected: float64 on the host."""
-    limit = TOLERANCE[found.dtype]
-    torch.testing.assert_close(found.cpu().double(), expected, atol=limit, rtol=limit)
+    limit = TOLERANCE[actual.dtype]
+    torch.testing.assert_close(actual.cpu().double(), expected, atol=limit, rtol=limit)
 
 
 def normed(x: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
@@ -106,8 +106,8 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
 def test_rotary_mul(sdk: Any, dtype: torch.dtype, mode: str, shape: tuple[int, ...], angles: tuple[int, ...]) -> None:
     x, angle = torch.randn(shape).to(dtype), torch.rand(angles) * 6
     cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-    found = sdk.npu_rotary_mul(x.to("npu:0"), cos.to("npu:0"), sin.to("npu:0"), mode)
-    close(found, rotated(x, cos, sin, mode))
+    actual = sdk.npu_rotary_mul(x.to("npu:0"), cos.to("npu:0"), sin.to("npu:0"), mode)
+    close(actual, rotated(x, cos, sin, mode))
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int8, torch.int64, torch.bool])
@@ -171,11 +171,11 @@ def test_top_k_top_p(sdk: Any, with_k: bool, with_p: bool, dtype: torch.dtype) -
     # Far from every cumulative probability, so that rounding does not matter.
     p = torch.tensor([0.503, 1.0, 0.11, 0.0, 0.87, 0.97]).to(dtype)
     arguments = (p.to("npu:0") if with_p else None, k.to("npu:0") if with_k else None)
-    found = sdk.npu_top_k_top_p(logits.to("npu:0"), *arguments).cpu()
+    actual = sdk.npu_top_k_top_p(logits.to("npu:0"), *arguments).cpu()
     for i in range(6):
         expected = kept(logits[i].tolist(), p[i].item() if with_p else None, int(k[i]) if with_k else None)
-        assert set(found[i].isfinite().nonzero().flatten().tolist()) == expected
-        assert torch.equal(found[i][sorted(expected)], logits[i][sorted(expected)])
+        assert set(actual[i].isfinite().nonzero().flatten().tolist()) == expected
+        assert torch.equal(actual[i][sorted(expected)], logits[i][sorted(expected)])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -184,16 +184,16 @@ def test_top_k_top_p_over_random_shapes(sdk: Any, seed: int) -> None:
     rows, vocab = chance.randint(1, 9), chance.randint(2, 900)
     logits, p = torch.randn(rows, vocab) * 3, torch.rand(rows)
     k = torch.tensor([chance.randint(1, vocab) for _ in range(rows)], dtype=torch.int32)
-    found = sdk.npu_top_k_top_p(*(each.to("npu:0") for each in (logits, p, k))).cpu()
+    actual = sdk.npu_top_k_top_p(*(tensor.to("npu:0") for tensor in (logits, p, k))).cpu()
     for i in range(rows):
         expected = kept(logits[i].tolist(), p[i].item(), int(k[i]))
-        assert set(found[i].isfinite().nonzero().flatten().tolist()) == expected
+        assert set(actual[i].isfinite().nonzero().flatten().tolist()) == expected
 
 
 def test_top_k_keeps_logits_equal_to_the_last_one(sdk: Any) -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 0.0]])
-    found = sdk.npu_top_k_top_p(logits.to("npu:0"), k=torch.tensor([1], dtype=torch.int32).to("npu:0"))
-    assert found.cpu().isfinite().tolist() == [[False, True, True, False]]
+    actual = sdk.npu_top_k_top_p(logits.to("npu:0"), k=torch.tensor([1], dtype=torch.int32).to("npu:0"))
+    assert actual.cpu().isfinite().tolist() == [[False, True, True, False]]
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -203,22 +203,22 @@ def test_dynamic_quant(sdk: Any, dtype: torch.dtype, shape: tuple[int, ...], smo
     x = (torch.randn(shape) * 3).to(dtype)
     x[0] = 0
     factors = (torch.rand(shape[-1]) + 0.5).to(dtype)
-    found, scale = sdk.npu_dynamic_quant(x.to("npu:0"), smooth_scales=factors.to("npu:0") if smooth else None)
+    actual, scale = sdk.npu_dynamic_quant(x.to("npu:0"), smooth_scales=factors.to("npu:0") if smooth else None)
     wide = x.double() * (factors.double() if smooth else 1)
-    assert found.dtype is torch.int8
+    assert actual.dtype is torch.int8
     assert scale.shape == shape[:-1]
     torch.testing.assert_close(scale.cpu().double(), wide.abs().amax(-1) / 127, atol=1e-6, rtol=1e-6)
-    error = (found.cpu().double() * scale.cpu().double()[..., None] - wide).abs()
+    error = (actual.cpu().double() * scale.cpu().double()[..., None] - wide).abs()
     assert bool((error <= scale.cpu().double()[..., None] * 0.501).all())
-    assert found.cpu()[1:].double().abs().amax() == 127
+    assert actual.cpu()[1:].double().abs().amax() == 127
 
 
 def test_quantize_multiplies_and_saturates(sdk: Any) -> None:
     x = torch.tensor([[0.0, 1.0, -2.5, 100.0, -100.0]]).half()
     scales, offset = torch.tensor([2.0]).half(), torch.tensor([3.0]).half()
-    found = sdk.npu_quantize(x.to("npu:0"), scales.to("npu:0"), offset.to("npu:0"), torch.qint8, -1, False)
-    assert found.dtype is torch.int8
-    assert found.cpu().tolist() == [[3, 5, -2, 127, -128]]
+    actual = sdk.npu_quantize(x.to("npu:0"), scales.to("npu:0"), offset.to("npu:0"), torch.qint8, -1, False)
+    assert actual.dtype is torch.int8
+    assert actual.cpu().tolist() == [[3, 5, -2, 127, -128]]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -226,18 +226,18 @@ def test_quantize_multiplies_and_saturates(sdk: Any) -> None:
 def test_quantize_over_random_shapes(sdk: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     x, scales = (torch.randn(shape) * 9).to(dtype), (torch.rand(shape[-1]) * 6).to(dtype)
     offset = (torch.randn(shape[-1]) * 20).to(dtype)
-    given = (each.to("npu:0") for each in (x, scales, offset))
-    found = sdk.npu_quantize(*given, torch.qint8, -1, False).cpu().double()
+    operands = (operand.to("npu:0") for operand in (x, scales, offset))
+    actual = sdk.npu_quantize(*operands, torch.qint8, -1, False).cpu().double()
     wide = (x.double() * scales.double() + offset.double()).clamp(-128, 127)
-    assert bool(((found - wide).abs() <= 0.501).all())
+    assert bool(((actual - wide).abs() <= 0.501).all())
 
 
 def test_quantization_accepts_strides_and_returns_contiguous_tensors(sdk: Any) -> None:
     x = torch.randn(16, 4).half().to("npu:0").t()
     one = torch.ones(1).half().to("npu:0")
-    for found in (sdk.npu_dynamic_quant(x)[0], sdk.npu_quantize(x, one, one, torch.qint8, -1, False)):
-        assert tuple(found.shape) == (4, 16)
-        assert found.is_contiguous()
+    for actual in (sdk.npu_dynamic_quant(x)[0], sdk.npu_quantize(x, one, one, torch.qint8, -1, False)):
+        assert tuple(actual.shape) == (4, 16)
+        assert actual.is_contiguous()
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -255,10 +255,10 @@ def test_quant_matmul_with_a_scale_for_each_row(
     scale, rows = torch.rand(columns) / 1000, x1.numel() // shape[-1]
     pertoken = torch.rand(rows) / 100
     bias = None if bias_dtype is None else (torch.rand(columns) * 9).to(bias_dtype)
-    given = x2.t().contiguous().to("npu:0").t() if transposed else x2.to("npu:0")
-    found = sdk.npu_quant_matmul(
+    weights = x2.t().contiguous().to("npu:0").t() if transposed else x2.to("npu:0")
+    actual = sdk.npu_quant_matmul(
         x1.to("npu:0"),
-        given,
+        weights,
         scale.to("npu:0"),
         pertoken_scale=pertoken.to("npu:0"),
         bias=None if bias is None else bias.to("npu:0"),
@@ -268,8 +268,8 @@ def test_quant_matmul_with_a_scale_for_each_row(
     early = bias.double() if bias_dtype is torch.int32 else 0
     late = bias.double() if bias_dtype is torch.float32 else 0
     expected = (total + early) * scale.double() * pertoken.double()[:, None] + late
-    assert found.dtype is dtype
-    close(found, expected.reshape(*shape[:-1], columns))
+    assert actual.dtype is dtype
+    close(actual, expected.reshape(*shape[:-1], columns))
 
 
 @pytest.mark.parametrize("as_bits", [False, True])
@@ -277,11 +277,11 @@ def test_quant_matmul_with_a_fixed_scale(sdk: Any, as_bits: bool) -> None:
     x1 = torch.randint(-128, 128, (4, 32), dtype=torch.int8)
     x2 = torch.randint(-128, 128, (32, 8), dtype=torch.int8)
     scale, bias = torch.rand(8) / 1000, torch.randint(-99, 99, (8,), dtype=torch.int32)
-    given = scale.view(torch.int32).long() if as_bits else scale
-    found = sdk.npu_quant_matmul(
-        x1.to("npu:0"), x2.to("npu:0"), given.to("npu:0"), bias=bias.to("npu:0"), output_dtype=torch.float16
+    factors = scale.view(torch.int32).long() if as_bits else scale
+    actual = sdk.npu_quant_matmul(
+        x1.to("npu:0"), x2.to("npu:0"), factors.to("npu:0"), bias=bias.to("npu:0"), output_dtype=torch.float16
     )
-    close(found, (x1.double() @ x2.double() + bias) * scale.double())
+    close(actual, (x1.double() @ x2.double() + bias) * scale.double())
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.int8])

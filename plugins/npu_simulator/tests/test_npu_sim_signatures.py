@@ -125,8 +125,8 @@ def test_there_are_exactly_the_operators_that_the_platform_calls() -> None:
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_every_operator_is_on_the_sdk(sdk: Any, name: str) -> None:
     base, _, overload = name.partition("::")[2].partition(".")
-    found = getattr(sdk, base)
-    assert callable(getattr(found, overload) if overload else found)
+    operator = getattr(sdk, base)
+    assert callable(getattr(operator, overload) if overload else operator)
 
 
 def test_an_unknown_argument_is_refused(sdk: Any) -> None:

@@ -59,7 +59,7 @@ def test_tokens_are_those_of_the_host_and_no_step_uses_ordinary_memory(
 def test_sampling_is_the_same_as_in_order_and_uses_no_ordinary_memory(
     toy: Accelerator, small: Small, params: dict[str, Any], flags: tuple[str, ...]
 ) -> None:
-    found = []
+    runs = []
     for enabled in (True, False):
         toy.synchronize()
         toy.deferral.enabled = enabled
@@ -68,13 +68,13 @@ def test_sampling_is_the_same_as_in_order_and_uses_no_ordinary_memory(
             results = served.generate(messages(small, **params))
             if enabled:
                 assert toy.pageable_copies == before
-        found.append([(result.tokens, result.logprobs) for result in results])
-    assert found[0] == found[1]
+        runs.append([(result.tokens, result.logprobs) for result in results])
+    assert runs[0] == runs[1]
 
 
 def test_embeddings_use_no_ordinary_memory(toy: Accelerator, small: Small) -> None:
     ask = PoolingParams(pooling=Pooling.MEAN)
-    requests = [RequestSpec(id=str(at), tokens=tuple(each), params=ask) for at, each in enumerate(small.prompts)]
+    requests = [RequestSpec(id=str(at), tokens=tuple(prompt), params=ask) for at, prompt in enumerate(small.prompts)]
     with engine(small, "--chunked-prefill-size", "5") as served:
         before = toy.pageable_copies
         vectors = [result.vectors for result in served.generate(requests)]

@@ -47,8 +47,8 @@ class Small:
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         with torch.no_grad():
-            found: torch.Tensor = self.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-        return found
+            logits: torch.Tensor = self.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+        return logits
 
     def _greedy(self, prompt: list[int]) -> list[int]:
         output: list[int] = []
@@ -67,28 +67,28 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 @contextmanager
 def engine(small: Small, *flags: str) -> Iterator[LocalEngine]:
     arguments = ["--device", "toy", "--model-path", str(small.folder), "--dtype", "float32"]
-    with LocalEngine.launch([*arguments, "--max-running-requests", "8", *flags]) as made:
-        yield made
-        made.step()
-        made.check_integrity(deep=True)
-        assert made.stats().pages_held == 0
+    with LocalEngine.launch([*arguments, "--max-running-requests", "8", *flags]) as launched:
+        yield launched
+        launched.step()
+        launched.check_integrity(deep=True)
+        assert launched.stats().pages_held == 0
 
 
 @contextmanager
 def paged_engine(small: Small, *flags: str, pool: int = 256) -> Iterator[LocalEngine]:
     """The same with pages of four tokens, a pool of `pool` tokens and six requests at a time."""
     words = ["--device", "toy", "--model-path", str(small.folder), "--dtype", "float32", "--max-running-requests", "6"]
-    with LocalEngine.launch([*words, "--page-size", "4", "--max-total-tokens", str(pool), *flags]) as made:
-        yield made
-        made.step()
-        made.check_integrity(deep=True)
-        assert made.stats().pages_held == 0
+    with LocalEngine.launch([*words, "--page-size", "4", "--max-total-tokens", str(pool), *flags]) as launched:
+        yield launched
+        launched.step()
+        launched.check_integrity(deep=True)
+        assert launched.stats().pages_held == 0
 
 
 def messages(small: Small, **params: Any) -> list[RequestSpec]:
-    given = {"temperature": 0.0, "ignore_eos": True, "max_tokens": OUTPUT, **params}
+    sampling = {"temperature": 0.0, "ignore_eos": True, "max_tokens": OUTPUT, **params}
     return [
-        RequestSpec(id=f"request {number}", tokens=tuple(prompt), params=SamplingParams(**given))
+        RequestSpec(id=f"request {number}", tokens=tuple(prompt), params=SamplingParams(**sampling))
         for number, prompt in enumerate(small.prompts)
     ]
 
@@ -157,8 +157,8 @@ def test_logprobs_are_those_of_the_host(small: Small, both: tuple[LocalEngine, L
     for prompt, result in zip(small.prompts, results, strict=True):
         text = prompt + result.tokens
         expected = small.logits(text).log_softmax(-1)
-        found = [*result.prompt_logprobs, *result.logprobs]
-        assert [entry.token for entry in found] == text[1:]
-        assert [entry.logprob for entry in found] == pytest.approx(
+        entries = [*result.prompt_logprobs, *result.logprobs]
+        assert [entry.token for entry in entries] == text[1:]
+        assert [entry.logprob for entry in entries] == pytest.approx(
             [float(row[token]) for row, token in zip(expected[:-1], text[1:], strict=True)], abs=1e-4
         )

@@ -111,9 +111,9 @@ def test_memory_of_a_graph_serves_again_within_it_and_is_its_own(toy: Accelerato
         graph.replay()
     assert (y[0].item(), other.min().item(), other.max().item()) == (20.0, 7.0, 7.0)
     with toy.graph(toy.Graph(), memory):
-        kept = x + 5.0
+        total = x + 5.0
     assert toy.memory_allocated() - before == 3 * block, "a graph with the same memory takes the block that is free"
-    del y, kept, other, graph, memory
+    del y, total, other, graph, memory
     assert toy.memory_allocated() == before
 
 
@@ -200,12 +200,12 @@ def test_sampled_tokens_are_those_of_eager_steps(small: Small, params: dict[str,
 
 
 def test_logprobs_are_those_of_eager_steps(small: Small) -> None:
-    found = []
+    runs = []
     for flags in ([], [EAGER]):
         with engine(small, *flags) as served:
             results = served.generate(messages(small, logprobs=2))
-            found.append([entry.logprob for result in results for entry in result.logprobs])
-    assert found[0] == pytest.approx(found[1], abs=1e-4)
+            runs.append([entry.logprob for result in results for entry in result.logprobs])
+    assert runs[0] == pytest.approx(runs[1], abs=1e-4)
 
 
 def test_retracted_and_resumed_requests_replay_too(small: Small) -> None:
@@ -281,10 +281,10 @@ def test_graphs_stay_within_what_is_reserved_for_them(small: Small) -> None:
         ways = served._engine.executor.worker.runner.ways  # type: ignore[attr-defined]
         (captured,) = (way for way in ways if isinstance(way, CapturedSteps))
         buffers = captured._buffers
-        taken = [tensor.nbytes for tensor in (buffers.tokens, buffers.positions, *buffers.pages, buffers.logits)]
-        taken += [block.host.nbytes() for block in captured._graphs._memory._blocks.values()]
-        assert len(taken) > 4
-        assert 0 < sum(taken) < reserved(served)
+        sizes = [tensor.nbytes for tensor in (buffers.tokens, buffers.positions, *buffers.pages, buffers.logits)]
+        sizes += [block.host.nbytes() for block in captured._graphs._memory._blocks.values()]
+        assert len(sizes) > 4
+        assert 0 < sum(sizes) < reserved(served)
     with engine(small, EAGER) as served:
         assert reserved(served) == 0
 

@@ -67,9 +67,9 @@ def test_attention_takes_no_more_than_is_reserved(platform: Platform, queries: l
     v = values.to(device)
     table = torch.arange(1, pages + 1, dtype=torch.int32).view(8, -1)[: len(queries)].to(device)
     metadata = backend.plan(AttentionBatch(queries, lengths, table))
-    result, taken = measured(platform, lambda: backend.forward(layer, q, k, v, metadata))
+    result, used_bytes = measured(platform, lambda: backend.forward(layer, q, k, v, metadata))
     model = cast(ModelFacts, SimpleNamespace(context_length=CONTEXT, heads=layer.heads, cache_groups=(group,)))
-    assert taken <= attention_bytes(model)
+    assert used_bytes <= attention_bytes(model)
     seen = torch.cat([torch.arange(length - count, length) + 1 for count, length in zip(queries, lengths, strict=True)])
     means = torch.cat([row.cumsum(0) for row in values.split(queries)]) / seen[:, None, None]
     torch.testing.assert_close(result, means.repeat_interleave(3, dim=1), atol=1e-6, rtol=1e-5)
@@ -96,8 +96,8 @@ def test_sampling_takes_no_more_than_is_reserved(platform: Platform) -> None:
         largest_top_k=1,
     )
     backend = ToySampling(context(platform))
-    tokens, taken = measured(platform, lambda: backend.sample(batch))
-    assert taken <= sampling_bytes(cast(ModelFacts, SimpleNamespace(vocab_size=vocab)))
+    tokens, used_bytes = measured(platform, lambda: backend.sample(batch))
+    assert used_bytes <= sampling_bytes(cast(ModelFacts, SimpleNamespace(vocab_size=vocab)))
     assert tokens.tolist() == logits.argmax(-1).tolist()
 
 

@@ -91,11 +91,11 @@ def test_lines_are_measured_by_the_allocator_and_the_peak_is_that_of_steps(toy: 
         assert lines["runtime"].measured is None
         assert "all processes together" in lines["runtime"].note
         (before,) = served.executor.control(ReadMemory())
-        held = toy.memory_allocated()
+        allocated = toy.memory_allocated()
         served.generate(messages(small))
         (after,) = served.executor.control(ReadMemory())
         assert before.peak_bytes == 0
-        assert after.peak_bytes == toy.max_memory_allocated() - held > 0
+        assert after.peak_bytes == toy.max_memory_allocated() - allocated > 0
         assert after.peak_bytes <= (lines["activations"].predicted or 0) + (lines["workspace"].predicted or 0)
         assert [phase.name for phase in served.ready.phases["engine"]][:3] == ["device", "weights", "prepare"]
 

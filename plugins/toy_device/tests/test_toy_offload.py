@@ -46,8 +46,8 @@ class Deep:
         model = LlamaForCausalLM(config)
         model.save_pretrained(folder)
         self.prompts = [[5 + length, *torch.randint(3, 61, (length - 1,)).tolist()] for length in LENGTHS]
-        matrices = [each for each in model.model.layers[0].parameters() if each.dim() == 2]
-        self.layer_bytes, self.layer_rows = sum(each.nbytes for each in matrices), sum(map(len, matrices))
+        matrices = [parameter for parameter in model.model.layers[0].parameters() if parameter.dim() == 2]
+        self.layer_bytes, self.layer_rows = sum(matrix.nbytes for matrix in matrices), sum(map(len, matrices))
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def serve(toy: Accelerator, small: Deep, *flags: str) -> Served:
         tokens = [[list(result.tokens) for result in served.generate(messages(small))] for _ in range(2)]
         assert toy.pageable_copies == before
         assert isinstance(served.executor, InProcessExecutor)
-        (line,) = (each for each in served.executor.worker.start.ledger.lines if each.name == "weights")
+        (line,) = (entry for entry in served.executor.worker.start.ledger.lines if entry.name == "weights")
         assert line.measured == line.predicted == weight_bytes(served.context.resolved.config, served.context.model)
         return Served(tokens, toy.memory_allocated() - others, line.measured)
 
@@ -150,7 +150,7 @@ def test_steps_are_not_captured(small: Deep) -> None:
     for flags in (("--enable-torch-compile",), ("--graph-max-batch-size", "4"), ("--enable-piecewise-graphs",)):
         with pytest.raises(Refusal) as refused, engine(small, *ALL, *flags):
             pass
-        assert {each.code for each in refused.value.rejections} <= {"excluded", "capability_missing"}
+        assert {rejection.code for rejection in refused.value.rejections} <= {"excluded", "capability_missing"}
 
 
 def test_what_does_not_go_with_it_is_refused_by_name(small: Deep) -> None:
@@ -163,4 +163,4 @@ def test_what_does_not_go_with_it_is_refused_by_name(small: Deep) -> None:
     ):
         with pytest.raises(Refusal) as refused, engine(small, *flags):
             pass
-        assert (what, True) in {(each.what, reason in each.reason) for each in refused.value.rejections}
+        assert (what, True) in {(rejection.what, reason in rejection.reason) for rejection in refused.value.rejections}

@@ -55,8 +55,10 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def results(small: Small, *flags: str, **params: Any) -> list[tuple[list[int], list[float], list[Any]]]:
     """Tokens of each request, their log-probabilities, and those of the prompt."""
     with engine(small, *flags) as served:
-        found = served.generate(messages(small, logprobs=2, prompt_logprobs=1, **params))
-        return [(each.tokens, [one.logprob for one in each.logprobs], each.prompt_logprobs) for each in found]
+        generated = served.generate(messages(small, logprobs=2, prompt_logprobs=1, **params))
+        return [
+            (result.tokens, [one.logprob for one in result.logprobs], result.prompt_logprobs) for result in generated
+        ]
 
 
 def test_steps_have_the_bits_of_eager_ones(small: Small) -> None:
@@ -69,7 +71,7 @@ def test_steps_have_the_bits_of_eager_ones(small: Small) -> None:
 def test_padded_steps_give_the_same_tokens_whatever_ran_before(small: Small) -> None:
     with engine(small, *CHUNKS, *PADDED) as served:
         for _ in range(2):  # then with cached prefixes
-            assert [each.tokens for each in served.generate(messages(small))] == small.tokens
+            assert [result.tokens for result in served.generate(messages(small))] == small.tokens
         stats = served.stats()
         assert (stats.eager_steps, stats.replayed_steps > 0) == (0, True)
 
@@ -80,11 +82,11 @@ def test_vectors_have_the_bits_of_eager_ones(small: Small) -> None:
         for number, prompt in enumerate(small.prompts)
         for pooling in Pooling
     ]
-    found = []
+    runs = []
     for flags in (EAGER,), EXACT:
         with engine(small, *CHUNKS, *flags) as served:
-            found.append([bytes(each.vectors) for each in served.generate(requests)])
-    assert found[0] == found[1]
+            runs.append([bytes(result.vectors) for result in served.generate(requests)])
+    assert runs[0] == runs[1]
 
 
 def test_weights_of_8_bits(small: Small) -> None:
@@ -97,19 +99,19 @@ def test_drafts_and_layer_markers_change_nothing(small: Small, monkeypatch: pyte
     drafts = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "3")
     with engine(small, *CHUNKS, *PADDED, *drafts, "--enable-layer-markers") as served:
         repeated = RequestSpec(id="repeated", tokens=(5, 6) * 8, params=messages(small)[0].params)
-        *found, _ = served.generate([*messages(small), repeated])
-        assert [each.tokens for each in found] == small.tokens
+        *generated, _ = served.generate([*messages(small), repeated])
+        assert [result.tokens for result in generated] == small.tokens
         assert served.stats().drafts_proposed > 0
         assert served.stats().eager_steps == 0
 
 
 def test_several_cache_groups(small: Small, windowed: Any) -> None:
-    found = []
+    runs = []
     for flags in (), EXACT:
         with engine(windowed, *CHUNKS, *flags) as served:
-            found.append([each.tokens for each in served.generate(messages(small))])
+            runs.append([result.tokens for result in served.generate(messages(small))])
             assert len(served._engine.executor.worker.runner.eager._attention) == 2  # type: ignore[attr-defined]
-    assert found[0] == found[1]
+    assert runs[0] == runs[1]
 
 
 def test_padding_writes_no_page(small: Small) -> None:
@@ -131,9 +133,9 @@ def test_pieces_stay_within_what_is_reserved_for_them(small: Small) -> None:
     with engine(small, *CHUNKS, PIECES) as served:
         worker: Any = served._engine.executor.worker  # type: ignore[attr-defined]
         parts = {part.name: part.amount for part in served.context.resolved.quantities["reserved_memory"].parts}
-        taken = [block.host.nbytes() for block in worker.loaded.platform._graphs._memory._blocks.values()]
+        sizes = [block.host.nbytes() for block in worker.loaded.platform._graphs._memory._blocks.values()]
         (pieces,) = (way for way in worker.runner.ways if isinstance(way, PiecewiseSteps))
-        assert 0 < sum(taken) + pieces.buffers.nbytes() < parts["piecewise graphs"] + parts["graphs"]
+        assert 0 < sum(sizes) + pieces.buffers.nbytes() < parts["piecewise graphs"] + parts["graphs"]
     with engine(small) as served:
         parts = {part.name: part.amount for part in served.context.resolved.quantities["reserved_memory"].parts}
         assert parts["piecewise graphs"] == 0
@@ -154,7 +156,7 @@ def _counts(small: Small, *flags: str) -> tuple[str, int]:
 def _refused(small: Small, *flags: str) -> list[tuple[str, str, str]]:
     with pytest.raises(Refusal) as refusal, engine(small, *flags):
         pass
-    return [(each.what, each.code, each.reason) for each in refusal.value.rejections]
+    return [(rejection.what, rejection.code, rejection.reason) for rejection in refusal.value.rejections]
 
 
 @covers("enable_piecewise_graphs=false", "enable_piecewise_graphs=true", platform="toy")

@@ -58,9 +58,9 @@ def test_output_in_a_batch_and_after_a_prefix_hit_is_that_of_transformers(tmp_pa
     prompts = [PROMPT, PROMPT[:9], (7, 8)]
     arguments = ["--device", "toy", "--model-path", str(tmp_path), "--dtype", "float32", "--page-size", str(PAGE)]
     arguments += ["--max-total-tokens", "256", "--chunked-prefill-size", "16", "--max-running-requests", "4"]
-    with CheckedEngine.launch(arguments) as made:
-        results = made.generate([request(str(number), prompt) for number, prompt in enumerate(prompts)])
-        assert [each.tokens for each in results] == [greedy(model, prompt) for prompt in prompts]
+    with CheckedEngine.launch(arguments) as launched:
+        results = launched.generate([request(str(number), prompt) for number, prompt in enumerate(prompts)])
+        assert [result.tokens for result in results] == [greedy(model, prompt) for prompt in prompts]
         turn = (*PROMPT, *results[0].tokens, 5)
-        (hit,) = made.generate([request("hit", turn)])
+        (hit,) = launched.generate([request("hit", turn)])
         assert (hit.cached_tokens, hit.tokens) == (20, greedy(model, turn))

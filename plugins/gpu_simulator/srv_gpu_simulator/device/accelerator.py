@@ -196,9 +196,9 @@ def install(card: Card, capacity: int, asynchronous: bool = False, devices: int 
 
     def make(*described: Any) -> Accelerator:
         products = _float32_products_on_host()
-        made = kind(*described)
-        made.keep_alive(products)
-        return made
+        accelerator = kind(*described)
+        accelerator.keep_alive(products)
+        return accelerator
 
     return install_card(NAME, Accelerator, make, card, capacity, asynchronous, devices)
 

@@ -86,8 +86,8 @@ class PagedWrapper:
         self._buffers: dict[str, Tensor] = {}
         if use_cuda_graph:
             for name, buffer in buffers.items():
-                given = isinstance(buffer, Tensor)
-                rules.require(given, name, "not given", "must be a tensor with use_cuda_graph")
+                is_tensor = isinstance(buffer, Tensor)
+                rules.require(is_tensor, name, "not given", "must be a tensor with use_cuda_graph")
                 rules.on_device(**{name: buffer})
                 rules.int32(**{name: buffer})
                 assert buffer is not None
@@ -234,11 +234,12 @@ def _attend_paged(
     )
     ends = arrays["qo_indptr"][: batch + 1].tolist() if "qo_indptr" in arrays else _ends(queries)
     lengths = pages.lengths()
-    found = tuple(end - start for start, end in pairwise(ends))
-    if (found, tuple(lengths)) != (queries, keys):
+    planned_queries = tuple(end - start for start, end in pairwise(ends))
+    if (planned_queries, tuple(lengths)) != (queries, keys):
         raise RuntimeError(
             f"{function}: the plan is for {list(queries)} queries and {list(keys)} keys, but the index arrays on the "
-            f"device say {list(found)} and {lengths}: plan() was not called for these arrays, or a later plan() "
+            f"device say {list(planned_queries)} and {lengths}: plan() was not called for these arrays, or a"
+            " later plan() "
             "overwrote the schedule before it was copied"
         )
     for row, length in enumerate(lengths):

@@ -67,8 +67,8 @@ class FusedMoe:
             "use_deepseek_fp8_block_scale": use_deepseek_fp8_block_scale, "use_packed_weights": use_packed_weights,
             "use_w4_group_scaling": use_w4_group_scaling, "use_mxfp8_act_scaling": use_mxfp8_act_scaling,
         }  # fmt: skip
-        for name, given in absent.items():
-            rules.require(not given, name, "given", "but is not simulated: leave it out", NotImplementedError)
+        for name, argument in absent.items():
+            rules.require(not argument, name, "given", "but is not simulated: leave it out", NotImplementedError)
         for name, size in (("tp_size", tp_size), ("ep_size", ep_size), ("cluster_size", cluster_size)):
             rules.require(size == 1, name, size, "only 1 is simulated", NotImplementedError)
         choice = {"token_selected_experts": token_selected_experts, "token_final_scales": token_final_scales}
@@ -84,7 +84,7 @@ class FusedMoe:
             rules.require(size % vector == 0, name, size, f"must be a multiple of {vector}", RuntimeError)
         check_choice(rules, input.shape[0], *choice.values(), tuple(choice))
         swiglu = {"swiglu_alpha": swiglu_alpha, "swiglu_beta": swiglu_beta, "swiglu_limit": swiglu_limit}
-        factors = [each for each in swiglu.values() if each is not None]
+        factors = [factor for factor in swiglu.values() if factor is not None]
         rules.require(len(factors) in (0, 3), "swiglu_alpha", "given alone", "only all three are simulated")
         if output is None:
             output = torch.empty((input.shape[0], hidden), dtype=output_dtype, device=input.device)
@@ -92,7 +92,7 @@ class FusedMoe:
             ("fc1_expert_biases", fc1_expert_biases, input.dtype, (experts, 2 * intermediate)),
             ("fc2_expert_biases", fc2_expert_biases, input.dtype, (experts, hidden)),
             ("output", output, output_dtype, (input.shape[0], hidden)),
-            *((name, each, torch.float32, (experts,)) for name, each in swiglu.items()),
+            *((name, factor, torch.float32, (experts,)) for name, factor in swiglu.items()),
         ]
         for name, tensor, dtype, shape in shapes:
             if tensor is not None:
@@ -119,7 +119,7 @@ def _mix(
         up, gate = up_gate.chunk(2, -1)
         if not swiglu:
             return torch.nn.functional.silu(gate) * up
-        alpha, beta, limit = (float(each[expert]) for each in swiglu)
+        alpha, beta, limit = (float(values[expert]) for values in swiglu)
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         return gate * (alpha * gate).sigmoid() * (up + beta)
 

@@ -57,10 +57,10 @@ class Problem:
 
 def dtype_of(value: str | torch.dtype) -> torch.dtype:
     """A dtype given as such or by name."""
-    found = getattr(torch, value) if isinstance(value, str) else value
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, value) if isinstance(value, str) else value
+    if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{value!r} is no dtype")
-    return found
+    return dtype
 
 
 def check_problem(rules: Rules, problem: Problem, card: Card) -> None:

@@ -136,11 +136,11 @@ class Sampling:
 
         def kernel(samples: Tensor, probs: Tensor, indices: Tensor | None, values: Any, seed: Any, offset: Any) -> None:
             chosen = probs.float() if indices is None else probs.float()[indices.long()]
-            kept = chosen
+            weights = chosen
             for keep, value in zip(keeps, values, strict=True):
-                kept = kept * keep(chosen if joint else kept, value)
-                kept = kept if joint else _normed(kept)
-            samples.copy_(_inverse(kept, _uniform(rows, seed, offset)))
+                weights = weights * keep(chosen if joint else weights, value)
+                weights = weights if joint else _normed(weights)
+            samples.copy_(_inverse(weights, _uniform(rows, seed, offset)))
 
         launch = self._accelerator.launch
         launch(f"flashinfer.{function}", kernel, samples, probs, indices, values, seed, offset)
@@ -154,12 +154,14 @@ class Sampling:
         seed: Tensor | int | None,
         offset: Tensor | int | None,
     ) -> tuple[Tensor | int, Tensor | int]:
-        own = self._accelerator.generator
-        rules.require(generator in (None, own), "generator", "another one", "must be the device's, or left out")
+        own_generator = self._accelerator.generator
+        rules.require(
+            generator in (None, own_generator), "generator", "another one", "must be the device's, or left out"
+        )
         if seed is None or offset is None:
             rules.require(seed is None and offset is None, "seed", "without offset", "both must be given, or neither")
             self._accelerator.recorder.refuse(rules.function, "pass seed and offset as tensors, or sample afterwards")
-            return int(torch.randint(1 << 62, (), generator=own)), 0
+            return int(torch.randint(1 << 62, (), generator=own_generator)), 0
         tensors = isinstance(seed, Tensor)
         rules.require(tensors == isinstance(offset, Tensor), "seed", "of another kind", "both tensors, or both numbers")
         if isinstance(seed, Tensor) and isinstance(offset, Tensor):

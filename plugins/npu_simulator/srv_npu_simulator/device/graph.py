@@ -117,9 +117,9 @@ class NPUGraph(VendorGraph):
         for task, values in zip(tasks, updates if len(updates) == len(tasks) else updates * len(tasks), strict=True):
             for name, value in values.items():
                 if name not in task.updatable:
-                    known = ", ".join(sorted(task.updatable))
+                    names = ", ".join(sorted(task.updatable))
                     raise RuntimeError(
-                        f"NPUGraph.update: cpu_update_input: {name!r} is no host value of {task.name}; it has {known}"
+                        f"NPUGraph.update: cpu_update_input: {name!r} is no host value of {task.name}; it has {names}"
                     )
                 task.kwargs[name] = host_integers("NPUGraph.update", name, value)
 
@@ -138,7 +138,7 @@ def host_integers(operator: str, name: str, value: Any) -> list[int] | None:
         raise RuntimeError(
             f"{operator}: {name}: is a tensor on {value.device}, must be integers on the host: a list, or a host tensor"
         )
-    listed = value.tolist() if hasattr(value, "tolist") else list(value)
-    if not isinstance(listed, list) or not all(type(one) is int for one in listed):
+    integers = value.tolist() if hasattr(value, "tolist") else list(value)
+    if not isinstance(integers, list) or not all(type(one) is int for one in integers):
         raise RuntimeError(f"{operator}: {name}: is {value!r}, must be one list of integers")
-    return listed
+    return integers

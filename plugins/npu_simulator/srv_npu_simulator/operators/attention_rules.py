@@ -205,11 +205,11 @@ def _batch_sequences(rules: Rules, query: Tensor, key: Tensor, options: Attentio
     """Sequences of layouts with a batch dimension."""
     layout, table = options.input_layout, options.block_table
     rows, tokens = query.shape[0], query_tokens(query, layout)
-    given, given_kv = options.actual_seq_lengths, options.actual_seq_lengths_kv
+    lengths, given_kv = options.actual_seq_lengths, options.actual_seq_lengths_kv
     queries = [tokens] * rows
     # The decode kernel does not read the lengths of queries.
-    if given is not None and tokens > 1:
-        queries = _lengths(rules, "actual_seq_lengths", given, rows, tokens, "the length of query")
+    if lengths is not None and tokens > 1:
+        queries = _lengths(rules, "actual_seq_lengths", lengths, rows, tokens, "the length of query")
     if table is not None:
         rules.require(table.shape[0] == rows, "block_table", f"of shape {tuple(table.shape)}", f"must have {rows} rows")
         if given_kv is None:
@@ -234,13 +234,13 @@ def _tnd_sequences(rules: Rules, query: Tensor, key: Tensor, options: AttentionO
     ends = _cumulative(rules, "actual_seq_lengths", options.actual_seq_lengths, query.shape[0], "query")
     rows, table = len(ends), options.block_table
     starts = [0, *ends[:-1]]
-    given = options.actual_seq_lengths_kv
+    lengths = options.actual_seq_lengths_kv
     if table is not None:
         described = f"of shape {tuple(table.shape)}"
         rules.require(table.shape[0] == rows, "block_table", described, f"must have a row for each of {rows} sequences")
-        if given is None:
+        if lengths is None:
             rules.require(False, "actual_seq_lengths_kv", "not given", "must be given for TND")
-        values = list(given or ())
+        values = list(lengths or ())
         rule = f"must have one length for each of {rows} sequences"
         rules.require(len(values) == rows, "actual_seq_lengths_kv", values, rule)
         limit = table.shape[1] * options.block_size
@@ -248,7 +248,7 @@ def _tnd_sequences(rules: Rules, query: Tensor, key: Tensor, options: AttentionO
         rules.require(all(0 <= one <= limit for one in values), "actual_seq_lengths_kv", values, rule)
         key_starts, keys = [0] * rows, values
     else:
-        key_ends = _cumulative(rules, "actual_seq_lengths_kv", given, key.shape[0], "key")
+        key_ends = _cumulative(rules, "actual_seq_lengths_kv", lengths, key.shape[0], "key")
         rule = f"must have one entry for each of {rows} sequences"
         rules.require(len(key_ends) == rows, "actual_seq_lengths_kv", key_ends, rule)
         key_starts = [0, *key_ends[:-1]]

@@ -64,6 +64,6 @@ class Rules:
 def check_placement(operator: str, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse a tensor that is not on the card: these operators accept no host tensors, not even scalars."""
     for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
-        for each in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(each, Tensor) and not is_device_tensor(each):
-                refuse(operator, name, f"on {each.device}", 'must be on npu:0; move it with .to("npu:0")')
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, Tensor) and not is_device_tensor(tensor):
+                refuse(operator, name, f"on {tensor.device}", 'must be on npu:0; move it with .to("npu:0")')

@@ -122,8 +122,8 @@ def init_routing_v2(
     rules.require(quant_mode == -1, "quant_mode", quant_mode, "only -1 is simulated: quantize the rows afterwards")
     rules.require(row_idx_type in (0, 1), "row_idx_type", row_idx_type, "must be 0 or 1")
     flat = expert_idx.flatten().long()
-    known = flat.numel() == 0 or (int(flat.min()) >= 0 and int(flat.max()) < expert_num)
-    rules.require(known, "expert_idx", "of an unknown expert", f"must be 0 to {expert_num - 1}")
+    in_range = flat.numel() == 0 or (int(flat.min()) >= 0 and int(flat.max()) < expert_num)
+    rules.require(in_range, "expert_idx", "of an unknown expert", f"must be 0 to {expert_num - 1}")
     order = flat.argsort(stable=True)
     index = order if row_idx_type == 1 else order.argsort()
     counts = torch.bincount(flat, minlength=expert_num)
@@ -194,8 +194,8 @@ def finalize_routing(
     index = index.view(tokens, top_k) if drop_pad_mode == 2 else index.view(top_k, tokens).t()
     wide = rows.float()[index]
     if bias is not None:
-        given = export_for_source_row is not None
-        rules.require(given, "export_for_source_row", None, "must be given with bias")
+        has_rows = export_for_source_row is not None
+        rules.require(has_rows, "export_for_source_row", None, "must be given with bias")
         assert export_for_source_row is not None
         rules.dtype("export_for_source_row", export_for_source_row, (torch.int32,))
         rules.shape("export_for_source_row", export_for_source_row, (tokens, top_k))

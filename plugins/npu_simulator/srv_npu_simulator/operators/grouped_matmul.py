@@ -148,14 +148,14 @@ def _check_vectors(
     per_token_scale: list[Tensor] | None,
 ) -> None:
     """Biases and scales have one dimension, so that there is one per group only if there is one weight per group."""
-    for name, given in (("bias", bias), ("scale", scale)):
-        if given is None:
+    for name, vectors in (("bias", bias), ("scale", scale)):
+        if vectors is None:
             continue
         rule = f"must be as many as the {len(weight)} weights"
-        rules.require(len(given) == len(weight), name, f"{len(given)} tensors", rule)
+        rules.require(len(vectors) == len(weight), name, f"{len(vectors)} tensors", rule)
         rule = "must have one dimension each, so pass a weight per group"
         rules.require(len(weight) == groups, name, "for several groups of one weight", rule)
-        for one in given:
+        for one in vectors:
             rules.shape(name, one, (columns,))
     for one in bias or ():
         expected = _BIASES.get(x.dtype)

@@ -38,16 +38,16 @@ class OperatorKernel:
         check_placement(self._operator.name, self._names, args, kwargs)
         host_args = tuple(_to_host(value) for value in args)
         host_kwargs = {name: _to_host(value) for name, value in kwargs.items()}
-        given = dict(zip(self._names, args, strict=False)) | kwargs
+        arguments = dict(zip(self._names, args, strict=False)) | kwargs
         if self._deferral.enabled and self._recorder.active is None:
-            enqueued = self._enqueue(host_args, host_kwargs, given)
+            enqueued = self._enqueue(host_args, host_kwargs, arguments)
             if enqueued is not None:
                 return enqueued[0] if isinstance(enqueued, tuple) and len(enqueued) == 1 else enqueued
         result = self._operator.reference(*host_args, **host_kwargs)
         results = result if isinstance(result, (list, tuple)) else (result,)
         returned = [None] * len(results) if isinstance(result, list) else self._returned
         outputs = [
-            given[name] if name is not None else self._factory.on_device(value)
+            arguments[name] if name is not None else self._factory.on_device(value)
             for name, value in zip(returned, results, strict=True)
         ]
         if (recording := self._recorder.active) is not None:
@@ -62,23 +62,23 @@ class OperatorKernel:
                 targets,
                 frozenset(self._operator.updatable),
             )
-            recording.add(task, list(given.values()))
+            recording.add(task, list(arguments.values()))
         return outputs if isinstance(result, list) else outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def _enqueue(
-        self, host_args: tuple[Any, ...], host_kwargs: dict[str, Any], given: dict[str, Any]
+        self, host_args: tuple[Any, ...], host_kwargs: dict[str, Any], arguments: dict[str, Any]
     ) -> tuple[Any, ...] | list[Any] | None:
         """Enqueue the operator and return its results, or wait for the stream and return None."""
         operator = self._operator
         if all(name is not None for name in self._returned):
             self._deferral.enqueue(lambda: operator.reference(*host_args, **host_kwargs))
-            return tuple(given[name] for name in self._returned if name is not None)
+            return tuple(arguments[name] for name in self._returned if name is not None)
         results = self._deferral.results_of(operator.shapes or operator.reference, host_args, host_kwargs)
         if results is None:
             self._deferral.wait()
             return None
         outputs = results if isinstance(results, (list, tuple)) else (results,)
-        targets = tuple(host_view(each) for each in outputs)
+        targets = tuple(host_view(output) for output in outputs)
         self._deferral.enqueue(Call(operator.name, operator.reference, host_args, host_kwargs, targets).run)
         return outputs
 
@@ -87,7 +87,7 @@ def _to_host(value: Any) -> Any:
     if is_device_tensor(value):
         return host_view(value)
     # Lists are copied, because a graph keeps the host values of the capture.
-    return [_to_host(each) for each in value] if isinstance(value, (list, tuple)) else value
+    return [_to_host(element) for element in value] if isinstance(value, (list, tuple)) else value
 
 
 def register_operators(accelerator: Accelerator) -> None:

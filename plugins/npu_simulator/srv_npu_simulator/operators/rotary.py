@@ -42,13 +42,13 @@ def rotary_mul(self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", 
 
 def _fitting(x: Tensor, r1: Tensor, mode: str) -> list[str]:
     """The layouts of x for which r1 has an allowed shape."""
-    shape, given = x.shape, tuple(r1.shape)
+    shape, sizes = x.shape, tuple(r1.shape)
     fitting = []
     for layout in ("BNSD", "BSND", "SBND") if x.dim() == 4 else ("TND",):
         heads = [1 if axis == "N" else extent for axis, extent in zip(layout, shape, strict=True)]
         alone = [1 if axis in "NB" else extent for axis, extent in zip(layout, shape, strict=True)]
         allowed = [tuple(alone)] if mode == "interleave" else [tuple(alone), tuple(heads), tuple(shape)]
-        if given in allowed:
+        if sizes in allowed:
             fitting.append(layout)
     return fitting
 
