@@ -237,14 +237,6 @@ def test_npu_defaults_by_the_card_s_memory(profile: str, memory: int, chunk: int
     assert default_of("npu", "graph_max_batch_size", on, disable_graphs=False, tp_size=4) == many
 
 
-def test_npu_tiers_are_copied_by_its_own_kernel() -> None:
-    on = device("npu", "a3")
-    assert default_of("npu", "hicache_io_backend", on) is None
-    assert default_of("npu", "hicache_io_backend", on, enable_hierarchical_cache=True) == "kernel_ascend"
-    assert default_of("npu", "hicache_mem_layout", on, model(), enable_hierarchical_cache=True) == "page_first_direct"
-    assert default_of("npu", "hicache_mem_layout", on, LATENT, enable_hierarchical_cache=True) == "page_first_kv_split"
-
-
 def test_intel_s_kernels_are_not_called() -> None:
     for variant in ("pvc", "bmg"):
         on = device("xpu", variant)

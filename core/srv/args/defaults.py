@@ -141,7 +141,6 @@ GENERIC_DEFAULTS: tuple[Default, ...] = (
     *experts.DEFAULTS,
     *lora.DEFAULTS,
     *disaggregation.DEFAULTS,
-    *memory.DEFAULTS,
     *grammar.DEFAULTS,
     *offload.DEFAULTS,
 )
@@ -184,7 +183,6 @@ CONTRIBUTIONS: tuple[Contribution, ...] = (
     *pieces.ESTIMATE,
     *parallel.CONTRIBUTIONS,
     *speculative.CONTRIBUTIONS,
-    *memory.CONTRIBUTIONS,
 )
 
 

@@ -161,13 +161,6 @@ def _graph_batch(context: ResolutionContext) -> int | None:
     return None if context["disable_graphs"] or context["graph_batch_sizes"] else _graph_rows(context)
 
 
-def _hicache_layout(context: ResolutionContext) -> str | None:
-    if not context["enable_hierarchical_cache"]:
-        return None
-    latent = context.model is not None and "kv_lora_rank" in context.model.config
-    return "page_first_kv_split" if latent else "page_first_direct"
-
-
 DEFAULTS = (
     Default(
         "chunked_prefill_size",
@@ -179,18 +172,6 @@ DEFAULTS = (
         _graph_batch,
         "larger graphs do not fit into cards of up to 32 or 64 GiB; with tp_size 4 or more they may be larger",
         reads=("disable_graphs", "graph_batch_sizes", "tp_size"),
-    ),
-    Default(
-        "hicache_io_backend",
-        lambda context: "kernel_ascend" if context["enable_hierarchical_cache"] else None,
-        "its kernel copies pages between host and device",
-        reads=("enable_hierarchical_cache",),
-    ),
-    Default(
-        "hicache_mem_layout",
-        _hicache_layout,
-        "the copy kernel reads whole pages, and those of latent attention (MLA) in two parts",
-        reads=("enable_hierarchical_cache",),
     ),
     published_fraction(),
 )

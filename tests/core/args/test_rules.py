@@ -123,14 +123,6 @@ CASES: list[tuple[dict[str, Any], tuple[str, str]]] = [
         {"speculative_ngram_min_match_window_size": 13, "speculative_algorithm": "NGRAM"},
         ("speculative_ngram_max_match_window_size", "out_of_order"),
     ),
-    (
-        {
-            "speculative_algorithm": "NGRAM",
-            "speculative_ngram_max_bfs_breadth": 1,
-            "speculative_ngram_min_bfs_breadth": 2,
-        },
-        ("speculative_ngram_max_bfs_breadth", "out_of_order"),
-    ),
     ({"moe_a2a_backend": "deepep", "tp_size": 4}, ("ep_size", "not_divisible")),
     ({"enable_eplb": True}, ("enable_eplb", "other_missing")),
     ({"lora_paths": ("a",)}, ("lora_paths", "excluded")),
@@ -157,21 +149,7 @@ CASES: list[tuple[dict[str, Any], tuple[str, str]]] = [
         {"disaggregation_mode": "prefill", "tp_size": 4, "disaggregation_decode_tp": 6, "disable_graphs": True},
         ("disaggregation_decode_tp", "not_divisible"),
     ),
-    (
-        {"enable_hierarchical_cache": True, "disable_radix_cache": True},
-        ("enable_hierarchical_cache", "excluded"),
-    ),
     ({"swa_full_tokens_ratio": 0.5, "disable_hybrid_swa_memory": True}, ("swa_full_tokens_ratio", "excluded")),
-    ({"enable_hierarchical_cache": True, "enable_lmcache": True}, ("enable_lmcache", "excluded")),
-    ({"hicache_storage_backend": "mooncake"}, ("hicache_mem_layout", "excluded")),
-    (
-        {
-            "hicache_storage_backend": "mooncake",
-            "hicache_mem_layout": "page_first",
-            "hicache_io_backend": "direct",
-        },
-        ("hicache_io_backend", "excluded"),
-    ),
     (
         {"moe_a2a_backend": "deepep", "deepep_mode": "normal", "disable_graphs": False},
         ("disable_graphs", "excluded"),
@@ -202,7 +180,6 @@ def test_values_violate_exactly_one_constraint(values: dict[str, Any], expected:
         {"enable_lora": True, "lora_paths": ("a",), "max_loaded_loras": 8},
         {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ("all",)},
         {"disaggregation_mode": "prefill", "tp_size": 2, "disaggregation_decode_tp": 8, "disable_graphs": True},
-        {"hicache_storage_backend": "mooncake", "hicache_mem_layout": "page_first"},
         {"moe_a2a_backend": "deepep", "deepep_mode": "low_latency", "disable_graphs": False},
         {"disaggregation_mode": "decode", "disable_radix_cache": True, "disable_graphs": False},
         {"enable_piecewise_graphs": True, "piecewise_graph_tokens": "[8]", "enable_torch_compile": True},
@@ -283,7 +260,6 @@ def test_model_family_with_a_draft_head_needs_no_path() -> None:
         ("disaggregation_decode_tp", {"disaggregation_mode": "prefill", "tp_size": 4}, 4),
         ("disaggregation_prefill_pp", {"disaggregation_mode": "prefill", "pp_size": 2}, 2),
         ("disable_radix_cache", {"disaggregation_mode": "decode"}, True),
-        ("hicache_mem_layout", {"hicache_storage_backend": "mooncake"}, "page_first"),
         ("disable_graphs", {"disaggregation_mode": "prefill"}, True),
         ("disable_graphs", {"moe_a2a_backend": "deepep", "deepep_mode": "normal"}, True),
     ],
@@ -400,23 +376,6 @@ def test_contributions_to_reserved_memory() -> None:
     assert reserved("graphs", **graphs, disable_graphs=True) == 0
     wide = Facts(device(), model(vocab_size=2**27), CAPABLE)
     assert reserved("graphs", wide, **graphs) == pytest.approx(96, rel=0.01)  # float32 logits, twice
-
-
-@every(
-    ("vision", "share"),
-    [
-        ({"num_hidden_layers": 24, "hidden_size": 1024}, 0.05),
-        ({"num_hidden_layers": 48, "hidden_size": 1024}, 0.145),
-        ({"num_hidden_layers": 99, "hidden_size": 4096}, 0.24),
-        ({"num_hidden_layers": 1, "hidden_size": 8}, 0.0025),
-        ({"num_hidden_layers": "many"}, 0.0),
-        (None, 0.0),
-    ],
-)
-def test_vision_encoder_reserves_a_share(vision: dict[str, Any] | None, share: float) -> None:
-    facts = Facts(device(100 * GIB), model(config={"vision_config": vision}), CAPABLE)
-    assert part("vision", facts, enable_multimodal=True) == pytest.approx(share, abs=0.003)
-    assert part("vision", facts) == 0
 
 
 @every(

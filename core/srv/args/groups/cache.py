@@ -2,7 +2,6 @@
 
 from typing import Annotated, Literal, NamedTuple
 
-from srv.args.checks import above, at_least, json_object, not_empty
 from srv.args.spec import Arg
 
 _TIERS = "cache tiers below the KV pool (host memory, storage) are not implemented yet"
@@ -14,11 +13,11 @@ class CacheArgs(NamedTuple):
     enable_hierarchical_cache: Annotated[bool, Arg("Also keep cached prefixes in host memory.", planned=_TIERS)] = False
     hicache_ratio: Annotated[
         float,
-        Arg("Size of the host KV pool as a multiple of the device KV pool.", above(0), planned=_TIERS, metavar="RATIO"),
+        Arg("Size of the host KV pool as a multiple of the device KV pool.", planned=_TIERS, metavar="RATIO"),
     ] = 2.0
     hicache_size: Annotated[
         int,
-        Arg("Size of the host KV pool; if 0, --hicache-ratio determines it.", at_least(0), planned=_TIERS, unit="GB"),
+        Arg("Size of the host KV pool; if 0, --hicache-ratio determines it.", planned=_TIERS, unit="GB"),
     ] = 0
     hicache_write_policy: Annotated[
         Literal["write_back", "write_through", "write_through_selective"],
@@ -27,7 +26,7 @@ class CacheArgs(NamedTuple):
         ),
     ] = "write_through"
     hicache_io_backend: Annotated[
-        str, Arg("Method that copies pages between tiers.", not_empty(), planned=_TIERS, metavar="NAME")
+        str, Arg("Method that copies pages between tiers.", planned=_TIERS, metavar="NAME")
     ] = "kernel"
     hicache_mem_layout: Annotated[
         Literal["layer_first", "page_first", "page_first_direct", "page_first_kv_split"],
@@ -42,7 +41,7 @@ class CacheArgs(NamedTuple):
     ] = "best_effort"
     hicache_storage_backend_extra_config: Annotated[
         str | None,
-        Arg("JSON object of settings for the storage backend.", json_object(), planned=_TIERS, metavar="JSON"),
+        Arg("JSON object of settings for the storage backend.", planned=_TIERS, metavar="JSON"),
     ] = None
     enable_lmcache: Annotated[
         bool, Arg("Let LMCache manage the cache tiers.", planned="LMCache is not supported yet")

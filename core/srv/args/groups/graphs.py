@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from srv.args.checks import at_least, between, each, json_counts, not_empty
+from srv.args.checks import at_least, between, each, json_counts
 from srv.args.spec import Arg
 
 _KERNEL = "the kernel that it would tune is not in srv yet"
@@ -155,29 +155,23 @@ class GraphsArgs(NamedTuple):
         int,
         Arg(
             "Number of channels by which relevant tokens are selected (double sparsity).",
-            at_least(1),
             planned=_SPARSITY,
             metavar="CHANNELS",
         ),
     ] = 32
     ds_heavy_token_num: Annotated[
         int,
-        Arg(
-            "Number of tokens that attention reads with double sparsity.", at_least(1), planned=_SPARSITY, unit="tokens"
-        ),
+        Arg("Number of tokens that attention reads with double sparsity.", planned=_SPARSITY, unit="tokens"),
     ] = 256
     ds_heavy_channel_type: Annotated[
         str,
         Arg(
             "Whether double sparsity uses channels of queries, of keys or of both.",
-            not_empty(),
             planned=_SPARSITY,
             metavar="TYPE",
         ),
     ] = "qk"
     ds_sparse_decode_threshold: Annotated[
         int,
-        Arg(
-            "Shortest context for which double sparsity selects tokens.", at_least(1), planned=_SPARSITY, unit="tokens"
-        ),
+        Arg("Shortest context for which double sparsity selects tokens.", planned=_SPARSITY, unit="tokens"),
     ] = 4096

@@ -39,7 +39,6 @@ class MemoryArgs(NamedTuple):
         float | None,
         Arg(
             "Ratio from one pool for all layers (0) to a separate sliding-window pool of minimal size (1).",
-            between(0, 1),
             planned=_RATIO,
             metavar="RATIO",
             const="0.5",

@@ -205,14 +205,13 @@ class ModelArgs(NamedTuple):
         str,
         Arg(
             "JSON object of preprocessing settings per modality.",
-            json_object(),
             planned=_MULTIMODAL,
             metavar="JSON",
         ),
     ] = "{}"
     mm_attention_backend: Annotated[
         str | None,
-        Arg("Attention backend of the vision encoder.", not_empty(), planned=_MULTIMODAL, metavar="NAME"),
+        Arg("Attention backend of the vision encoder.", planned=_MULTIMODAL, metavar="NAME"),
     ] = None
     disable_fast_image_processor: Annotated[
         bool, Arg("Use the slow image processor instead of the fast one.", planned=_MULTIMODAL)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from srv.args.checks import ascending, at_least, between, bucket_rule, json_object, not_empty
+from srv.args.checks import ascending, at_least, between, bucket_rule, not_empty
 from srv.args.spec import Arg
 
 
@@ -147,7 +147,6 @@ class ObserveArgs(NamedTuple):
         str | None,
         Arg(
             "JSON object that configures where prefix-cache events are published; if not set, nowhere.",
-            json_object(),
             planned="publishing prefix-cache events is not implemented yet",
             metavar="JSON",
         ),

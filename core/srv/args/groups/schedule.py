@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, NamedTuple
 
-from srv.args.checks import above, at_least, at_least_or, between
+from srv.args.checks import above, at_least, at_least_or
 from srv.args.spec import Arg
 
 _PRIORITY = "request priorities are not implemented yet"
@@ -46,7 +46,6 @@ class ScheduleArgs(NamedTuple):
         int | None,
         Arg(
             "Maximum number of requests whose prompts share a step.",
-            at_least(1),
             planned="only the tokens of a step are limited; a limit on its prompts is not implemented yet",
             unit="requests",
         ),
@@ -77,7 +76,6 @@ class ScheduleArgs(NamedTuple):
         int,
         Arg(
             "Minimum priority difference at which a waiting request preempts a running one.",
-            at_least(0),
             planned=_PRIORITY,
             metavar="DIFFERENCE",
         ),
@@ -94,7 +92,6 @@ class ScheduleArgs(NamedTuple):
         int,
         Arg(
             "Number of decode steps that are planned at once.",
-            at_least(1),
             planned="each step is planned separately; planning several at once is not implemented yet",
             unit="steps",
         ),
@@ -103,7 +100,6 @@ class ScheduleArgs(NamedTuple):
         int,
         Arg(
             "Steps between two polls for new requests.",
-            at_least(1),
             planned="the engine polls in every step; polling less often is not implemented yet",
             unit="steps",
         ),
@@ -145,7 +141,6 @@ class ScheduleArgs(NamedTuple):
         Arg(
             "Minimum share of tokens in the smaller half for a split between requests; below it one prompt "
             "is split, unless this is 0.",
-            between(0, 0.5),
             planned=_TWO_BATCHES,
             metavar="SHARE",
         ),
@@ -159,5 +154,5 @@ class ScheduleArgs(NamedTuple):
     ] = False
     multi_item_scoring_delimiter: Annotated[
         int | None,
-        Arg("Token id that separates the items of one prompt.", at_least(0), planned=_SCORING, metavar="TOKEN_ID"),
+        Arg("Token id that separates the items of one prompt.", planned=_SCORING, metavar="TOKEN_ID"),
     ] = None

@@ -216,7 +216,6 @@ class ServerArgs(NamedTuple):
         str | None,
         Arg(
             "Servers of built-in tools: demo, or comma-separated addresses.",
-            not_empty(),
             planned="the server calls no tools itself: clients run the calls that it returns",
             metavar="ADDRESSES",
         ),

@@ -166,8 +166,6 @@ class SpeculativeArgs(NamedTuple):
         int,
         Arg(
             "Minimum number of continuations that are followed at each depth.",
-            at_least(1),
-            only_with=_WITH_DRAFTS,
             planned=_TREES,
             metavar="COUNT",
         ),
@@ -176,15 +174,13 @@ class SpeculativeArgs(NamedTuple):
         int,
         Arg(
             "Maximum number of continuations that are followed at each depth.",
-            at_least(1),
-            only_with=_WITH_DRAFTS,
             planned=_TREES,
             metavar="COUNT",
         ),
     ] = 10
     speculative_ngram_match_type: Annotated[
         Literal["BFS", "PROB"],
-        Arg("Whether continuations are selected by recency or by frequency.", only_with=_WITH_DRAFTS, planned=_TREES),
+        Arg("Whether continuations are selected by recency or by frequency.", planned=_TREES),
     ] = "BFS"
     speculative_ngram_branch_length: Annotated[
         int,
@@ -199,8 +195,6 @@ class SpeculativeArgs(NamedTuple):
         int,
         Arg(
             "Maximum number of stored continuations.",
-            at_least(1),
-            only_with=_WITH_DRAFTS,
             planned=_OWN_TEXT,
             metavar="ENTRIES",
         ),

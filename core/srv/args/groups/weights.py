@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from srv.args.checks import at_least, at_least_or, between, json_list, json_object, not_empty
+from srv.args.checks import at_least, at_least_or, json_object
 from srv.args.spec import Arg
 from srv.quantization.registry import CHECKPOINT_METHODS, ONLINE_METHODS, SYNONYMS, further_names, undocumented_names
 
@@ -103,27 +103,23 @@ class WeightsArgs(NamedTuple):
     ] = ()
     weight_version: Annotated[
         str,
-        Arg(
-            "Version label of the weights, which is reported to clients.", not_empty(), planned=_UPDATES, metavar="NAME"
-        ),
+        Arg("Version label of the weights, which is reported to clients.", planned=_UPDATES, metavar="NAME"),
     ] = "default"
     remote_instance_weight_loader_seed_instance_ip: Annotated[
         str | None,
         Arg(
             "Address of a running server from which weights are loaded.",
-            not_empty(),
             planned=_REMOTE,
             metavar="ADDRESS",
         ),
     ] = None
     remote_instance_weight_loader_seed_instance_service_port: Annotated[
-        int | None, Arg("Port of the server from which weights are loaded.", between(1, 65535), planned=_REMOTE)
+        int | None, Arg("Port of the server from which weights are loaded.", planned=_REMOTE)
     ] = None
     remote_instance_weight_loader_send_weights_group_ports: Annotated[
         str | None,
         Arg(
             "JSON list of ports over which the ranks receive weights, one per rank.",
-            json_list(),
             planned=_REMOTE,
             metavar="JSON",
         ),
@@ -182,7 +178,6 @@ class WeightsArgs(NamedTuple):
         str,
         Arg(
             "Where offloaded layers are kept; host: in page-locked memory of this process.",
-            not_empty(),
             planned="layers are kept in page-locked host memory so far, and nowhere else",
             metavar="PLACE",
         ),

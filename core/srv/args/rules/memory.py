@@ -1,48 +1,9 @@
-"""Rules for KV pools and cache tiers: the requirements of model families and of storage backends."""
+"""Rules for KV pools: which dtypes, scales and ratios of pools fit together."""
 
 from __future__ import annotations
 
-from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.dtypes import FLOAT8
-from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
-
-_VISION_LAYERS, _VISION_WIDTH = 24, 1024  # of ViT-L/14, the encoder to which the factors below apply
-
-
-def _vision_share(context: ResolutionContext) -> float:
-    """The share of the remaining memory: 5 % for an encoder of the size of ViT-L/14, up to 24 % for a larger one."""
-    vision = context.model.config.get("vision_config") if context.model else None
-    if not context["enable_multimodal"] or not isinstance(vision, dict):
-        return 0.0
-    layers, width = vision.get("num_hidden_layers", _VISION_LAYERS), vision.get("hidden_size", _VISION_WIDTH)
-    if not isinstance(layers, int) or not isinstance(width, int):
-        return 0.0
-    relative_size = layers * width**2 / (_VISION_LAYERS * _VISION_WIDTH**2)
-    return 1.0 - 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (relative_size - 1.0)))
-
-
-def _prefix_cache_enabled(context: ResolutionContext) -> str | None:
-    if not context["enable_hierarchical_cache"] or not context["disable_radix_cache"]:
-        return None
-    return "there is no prefix cache (disable_radix_cache is true)"
-
-
-def _single_tier_manager(context: ResolutionContext) -> str | None:
-    if not context["enable_lmcache"] or not context["enable_hierarchical_cache"]:
-        return None
-    return "enable_hierarchical_cache already manages the cache tiers"
-
-
-def _mooncake_needs_page_layout(context: ResolutionContext) -> str | None:
-    if context["hicache_storage_backend"] != "mooncake" or context["hicache_mem_layout"] != "layer_first":
-        return None
-    return "mooncake stores whole pages, and in layer_first a page is not contiguous"
-
-
-def _mooncake_needs_kernel_copies(context: ResolutionContext) -> str | None:
-    if context["hicache_storage_backend"] != "mooncake" or context["hicache_io_backend"] != "direct":
-        return None
-    return "mooncake stores whole pages, which only the copy method kernel can gather"
+from srv.platform.facts import Constraint, ResolutionContext
 
 
 def _ratio_of_separate_pools(context: ResolutionContext) -> str | None:
@@ -74,26 +35,6 @@ def _scales_are_given(context: ResolutionContext) -> str | None:
     return f"the file {path} has the scales" if context["calculate_kv_scales"] and path is not None else None
 
 
-DEFAULTS: tuple[Default, ...] = (
-    Default(
-        "hicache_mem_layout",
-        lambda context: "page_first" if context["hicache_storage_backend"] == "mooncake" else None,
-        "mooncake stores whole pages",
-        reads=("hicache_storage_backend",),
-    ),
-)
-
-CONTRIBUTIONS: tuple[Contribution, ...] = (
-    Contribution(
-        RESERVED_MEMORY,
-        "vision",
-        _vision_share,
-        "the vision encoder and its images need that share of the remaining memory",
-        reads=("enable_multimodal",),
-        of_remaining=True,
-    ),
-)
-
 CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint("kv_cache_dtype", "dtype_missing", _no_8_bit_latents, "Leave it out."),
     Constraint(
@@ -123,33 +64,5 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         _ratio_of_separate_pools,
         "Leave one of the two out.",
         reads=("disable_hybrid_swa_memory",),
-    ),
-    Constraint(
-        "enable_hierarchical_cache",
-        "excluded",
-        _prefix_cache_enabled,
-        "Leave one of the two out.",
-        reads=("disable_radix_cache",),
-    ),
-    Constraint(
-        "enable_lmcache",
-        "excluded",
-        _single_tier_manager,
-        "Leave one of the two out.",
-        reads=("enable_hierarchical_cache",),
-    ),
-    Constraint(
-        "hicache_mem_layout",
-        "excluded",
-        _mooncake_needs_page_layout,
-        "Leave it out; the default is then page_first.",
-        reads=("hicache_storage_backend",),
-    ),
-    Constraint(
-        "hicache_io_backend",
-        "excluded",
-        _mooncake_needs_kernel_copies,
-        "Leave it out, or set it to kernel.",
-        reads=("hicache_storage_backend",),
     ),
 )

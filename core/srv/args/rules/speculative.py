@@ -250,7 +250,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         reads=("enable_dp_attention",),
     ),
     _in_order("speculative_ngram_min_match_window_size", "speculative_ngram_max_match_window_size"),
-    _in_order("speculative_ngram_min_bfs_breadth", "speculative_ngram_max_bfs_breadth"),
 )
 
 # Constraints on values that a user sets.
