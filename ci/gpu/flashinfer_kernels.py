@@ -23,8 +23,8 @@ def main(device: str) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         model = write_checkpoint(Path(scratch), dataclasses.replace(LLAMA_3_8B, layers=1, vocab=1024))
         command = [sys.executable, str(HERE / "engine_speed.py"), "--device", device, "--model", str(model)]
-        loads = ["--attention", "flashinfer", "--batches", "1", "16", "--prompt", "1024", "--prefill", "8192"]
-        return subprocess.run([*command, *loads, "--out", str(Path(scratch) / "times")], check=False).returncode
+        workload = ["--attention", "flashinfer", "--batches", "1", "16", "--prompt", "1024", "--prefill", "8192"]
+        return subprocess.run([*command, *workload, "--out", str(Path(scratch) / "times")], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -41,34 +41,33 @@ class Proof:
         saved = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
         results = [Result(**fields) for fields in saved]
         # Of an earlier run on the same device; those of another one do not belong into this table.
-        same = [
-            result for result in results if (result.device, result.simulated) == (options.device, options.simulated)
-        ]
-        self.results = {result.stage: result for result in same}
-        self._jit: subprocess.Popen[bytes] | None = None
+        place = (options.device, options.simulated)
+        self.results = {result.stage: result for result in results if (result.device, result.simulated) == place}
+        self._compilation: subprocess.Popen[bytes] | None = None
 
     def run(self, selected: Sequence[Stage]) -> None:
         """Run these stages. Results are on disk as soon as a stage has ended."""
         try:
-            left = list(selected)
+            later = list(selected)
             for group in groups(selected, self._options.workers):
-                left = [stage for stage in left if stage not in group]
-                limits = self._limits(group, left)
+                later = [stage for stage in later if stage not in group]
+                limits = self._limits(group, later)
                 with ThreadPoolExecutor(len(group)) as threads:
                     for future in as_completed([threads.submit(self._run, *limited) for limited in limits]):
                         self._record(future.result())
                 if group[0].name == "environment":
                     self._start_compiling()
         finally:
-            if self._jit is not None:
-                stop_group(self._jit)
+            if self._compilation is not None:
+                stop_group(self._compilation)
 
     def _limits(self, group: Sequence[Stage], later: Sequence[Stage]) -> list[tuple[Stage, float]]:
-        """The seconds of each stage of a group. Stages beside others have all the time that the later ones leave."""
-        left = self._deadline - monotonic()
+        """Each stage of a group with its seconds. Stages beside others have all the time that the later ones leave."""
+        seconds = self._deadline - monotonic()
         if len(group) == 1:
-            return [(group[0], min(group[0].seconds, left))]
-        return [(stage, left - sum(stage_after.seconds for stage_after in later)) for stage in group]
+            return [(group[0], min(group[0].seconds, seconds))]
+        reserved = sum(stage.seconds for stage in later)
+        return [(stage, seconds - reserved) for stage in group]
 
     def _run(self, stage: Stage, seconds: float) -> Result:
         if seconds < LEAST_SECONDS:
@@ -92,18 +91,16 @@ class Proof:
         if result.stage == "evidence" and self._options.can_commit:
             for file in (ROOT / EVIDENCE).glob(f"{self._options.device}-*.jsonl"):
                 shutil.copy(file, self._options.out)
-        lines = [outcome.as_json() for outcome in self.results.values()]
-        self._file.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+        saved = [outcome.as_json() for outcome in self.results.values()]
+        self._file.write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
         (self._options.out / "table.md").write_text(markdown(list(self.results.values())), encoding="utf-8")
         print(f"   {result.outcome}, {result.seconds:.0f} s: {result.figure}", flush=True)
 
     def _passed_over(self) -> dict[str, str]:
-        """Backends that cannot work here, from the environment's report."""
+        """Backends that cannot work here, each with the reason, from the environment's report."""
         file = self._options.out / "environment.json"
-        passed_over: dict[str, str] = (
-            json.loads(file.read_text(encoding="utf-8"))["passed_over"] if file.exists() else {}
-        )
-        return passed_over
+        report = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"passed_over": {}}
+        return dict(report["passed_over"])
 
     def _start_compiling(self) -> None:
         """FlashInfer compiles its kernels at run time, which takes minutes: in the background of the other stages."""
@@ -113,7 +110,7 @@ class Proof:
         log = (options.out / "log-jit.txt").open("w", encoding="utf-8")
         with log:
             command = [sys.executable, str(HERE / "flashinfer_kernels.py"), options.device]
-            self._jit = subprocess.Popen(
+            self._compilation = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -123,15 +120,18 @@ class Proof:
             )
 
     def _speed_arguments(self, log: TextIO, seconds: float) -> list[str]:
-        """Waits for FlashInfer's kernels, because compiling beside a measurement would falsify it."""
+        """Further arguments of the speed stage: its seconds, and the backends that it passes over.
+
+        Waits for FlashInfer's kernels, because compiling beside a measurement would falsify it.
+        """
         passed_over, started = self._passed_over(), monotonic()
-        if self._jit is not None:
+        if self._compilation is not None:
             try:
-                if self._jit.wait(min(JIT_WAIT_S, seconds / 2)) != 0:
+                if self._compilation.wait(min(JIT_WAIT_S, seconds / 2)) != 0:
                     passed_over["flashinfer"] = "its kernels could not be compiled: see log-jit.txt"
             except subprocess.TimeoutExpired:
                 passed_over["flashinfer"] = "its kernels were still being compiled when the measurements began"
-                stop_group(self._jit)
+                stop_group(self._compilation)
         log.write(f"waited {monotonic() - started:.0f} s for FlashInfer's kernels\n")
         arguments = ["--seconds", f"{seconds - (monotonic() - started) - LEAST_SECONDS / 2:.0f}"]
         for backend, reason in passed_over.items():

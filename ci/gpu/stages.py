@@ -55,7 +55,7 @@ class Options:
 
 
 def stages(options: Options) -> list[Stage]:
-    """All stages. What a late one does cannot lose what an early one has found."""
+    """All stages, the most valuable first: one that fails or takes too long loses only those behind it."""
     return [
         _environment(options),
         *_conformance(options),
@@ -69,7 +69,7 @@ def stages(options: Options) -> list[Stage]:
 
 def _environment(options: Options) -> Stage:
     command = [*_python("environment.py"), "--device", options.device, "--out", str(options.out)]
-    return Stage("environment", "device, driver, versions, `srv doctor`", 60, command + _flag(options))
+    return Stage("environment", "device, driver, versions, `srv doctor`", 60, command + _simulated_flag(options))
 
 
 def _conformance(options: Options) -> list[Stage]:
@@ -94,8 +94,8 @@ def _kernels(options: Options) -> Stage:
     """On the device; a simulated one runs the kernels in Triton's interpreter."""
     files = [f"tests/kernels/triton/test_triton_{name}.py" for name in KERNEL_TESTS]
     if options.simulated:
-        few = ["-k", "TestCopyPages or norm_rounds"] if options.smallest else []
-        files = ["tests/kernels/triton/test_triton_ops.py", *few]
+        selection = ["-k", "TestCopyPages or norm_rounds"] if options.smallest else []
+        files = ["tests/kernels/triton/test_triton_ops.py", *selection]
     environment = {"SRV_KERNEL_DEVICE": options.device}
     workers = ["-n", str(options.workers)] if options.workers > 1 else []
     command = [*_pytest(*files), "--tier", "fast", *workers]
@@ -104,17 +104,17 @@ def _kernels(options: Options) -> Stage:
 
 def _tokens(options: Options) -> Stage:
     command = [*_python("tokens.py"), "--device", options.device]
-    few = ["--prompts", "1", "--tokens", "2", "--eager"] if options.simulated else []
-    return Stage("tokens", "SmolLM2 in float32, compared with the CPU", 300 if few else 75, command + few)
+    command += ["--prompts", "1", "--tokens", "2", "--eager"] if options.simulated else []
+    seconds = 300 if options.simulated else 75
+    return Stage("tokens", "SmolLM2 in float32, compared with the CPU", seconds, command)
 
 
 def _speed(options: Options) -> Stage:
     """The caller appends `--seconds`, because only it knows how much time is left."""
     command = [*_python("speed.py"), "--device", options.device, "--out", str(options.out)]
     only = ["--only", "torch_native"] if options.smallest else []
-    return Stage(
-        "speed", "Llama-3-8B's shape in bfloat16", 300 if options.simulated else 170, command + _flag(options) + only
-    )
+    seconds = 300 if options.simulated else 170
+    return Stage("speed", "Llama-3-8B's shape in bfloat16", seconds, command + _simulated_flag(options) + only)
 
 
 def _sweep(options: Options) -> Stage:
@@ -134,7 +134,7 @@ def _evidence(options: Options) -> Stage:
     return Stage("evidence", "tests with evidence for the support matrix", seconds, command, WITHOUT_FLASHINFER)
 
 
-def _flag(options: Options) -> list[str]:
+def _simulated_flag(options: Options) -> list[str]:
     return ["--simulated"] if options.simulated else []
 
 

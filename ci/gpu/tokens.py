@@ -40,7 +40,7 @@ PROMPTS = (
 
 
 @contextmanager
-def server(device: str, *more: str) -> Iterator[str]:
+def server(device: str, *flags: str) -> Iterator[str]:
     """The address of `srv launch` on a free loopback port, once it is healthy. It is stopped in any case.
 
     Raises RuntimeError if the server ends, or is not healthy in time.
@@ -50,7 +50,7 @@ def server(device: str, *more: str) -> Iterator[str]:
         port = probe.getsockname()[1]
     arguments = ["--device", device, "--port", str(port), "--dtype", "float32", "--dequantize-weights"]
     limits = ["--max-running-requests", str(len(PROMPTS)), "--max-total-tokens", "4096"]
-    command = [sys.executable, "-P", "-m", "srv", "launch", *arguments, *limits, *more]
+    command = [sys.executable, "-P", "-m", "srv", "launch", *arguments, *limits, *flags]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         _wait_healthy(process, f"http://127.0.0.1:{port}/health")
@@ -88,8 +88,8 @@ def differences(expected: Sequence[Sequence[int]], actual: Sequence[Sequence[int
     for number, (want, got) in enumerate(zip(expected, actual, strict=True)):
         if list(want) != list(got):
             pairs = enumerate(zip(want, got, strict=False))
-            at = next((place for place, (one, other) in pairs if one != other), min(len(want), len(got)))
-            lines.append(f"prompt {number}: token {at} of {len(want)} is the first that differs")
+            first = next((index for index, (one, other) in pairs if one != other), min(len(want), len(got)))
+            lines.append(f"prompt {number}: token {first} of {len(want)} is the first that differs")
     return lines
 
 
@@ -107,8 +107,8 @@ def main(arguments: Sequence[str]) -> int:
         return STATUS_PASSED_OVER
     prompts = PROMPTS[: options.prompts]
     answers = []
-    for device, more in (("cpu", ()), (options.device, ("--disable-graphs",) if options.eager else ())):
-        with server(device, *more) as base:
+    for device, flags in (("cpu", ()), (options.device, ("--disable-graphs",) if options.eager else ())):
+        with server(device, *flags) as base:
             answers.append(generate(base, prompts, options.tokens))
     expected, actual = answers
     wrong = differences(expected, actual)

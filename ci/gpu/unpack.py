@@ -40,9 +40,9 @@ def gather(pack: Path, folder: Path) -> list[Path]:
     for name in sorted({piece.name.removesuffix(".0") for piece in pack.glob("*/*.whl.0")}):
         pieces = sorted(pack.glob(f"*/{name}.*"), key=lambda piece: int(piece.suffix[1:]))
         joined = folder / name
-        with joined.open("wb") as whole:
+        with joined.open("wb") as wheel:
             for piece in pieces:
-                whole.write(piece.read_bytes())
+                wheel.write(piece.read_bytes())
         if [int(piece.suffix[1:]) for piece in pieces] == list(range(len(pieces))) and zipfile.is_zipfile(joined):
             wheels.append(joined)
         else:
@@ -61,7 +61,7 @@ def create(environment: Path, wheels: Sequence[Path], root: Path = ROOT) -> Path
     parents = [path for path in site.getsitepackages() if Path(path).is_dir()]
     lines = [
         f"import sys; sys.path[:0] = {sources(root)!r}",
-        *(f"import site; site.addsitedir({p!r})" for p in parents),
+        *(f"import site; site.addsitedir({path!r})" for path in parents),
     ]
     (packages / "gpu-proof.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for script in (packages / "bin").glob("*"):  # ninja; --target keeps scripts here

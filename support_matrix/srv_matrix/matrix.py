@@ -116,7 +116,7 @@ def read_matrix(repository: Repository | None, platforms: Sequence[str] = ()) ->
     judged = read_judged(repository, manifests, evidence)
     matrix = matrix_of(judged, read_tables(repository.published), evidence)
     names = [manifest.name for manifest in manifests]
-    recipes = tuple(read_recipe for read_recipe in read_recipes(repository.published) if read_recipe.platform in names)
+    recipes = tuple(table for table in read_recipes(repository.published) if table.platform in names)
     verdicts = read_verdicts(repository.checkpoints)
     published = read_checkpoints(repository.checkpoints)
     checkpoints = tuple((checkpoint, verdicts[checkpoint.id]) for checkpoint in published if checkpoint.id in verdicts)
@@ -136,17 +136,15 @@ def read_judged(repository: Repository, manifests: Sequence[Manifest], evidence:
         for variant in manifest.variants
     ]
 
-    def made() -> _Kept:
+    def judge_all() -> _Kept:
         judged = judge(manifests, evidence=evidence, inventory=inventory)
         defaults = {":".join(place): values for place, values in judged.defaults.items()}
         return _Kept(judged.arguments, judged.features, defaults)
 
     key = key_of(code_files("judged"), repr(numbers), to_json(inventory))
-    judged = kept(repository.kept, "judged", key, _Kept, made)
-    defaults = {
-        (place.partition(":")[0], place.partition(":")[2]): default for place, default in judged.defaults.items()
-    }
-    return Judged(tuple(manifests), judged.arguments, judged.features, inventory.unbuilt, defaults)
+    saved = kept(repository.kept, "judged", key, _Kept, judge_all)
+    defaults = {(place.partition(":")[0], place.partition(":")[2]): values for place, values in saved.defaults.items()}
+    return Judged(tuple(manifests), saved.arguments, saved.features, inventory.unbuilt, defaults)
 
 
 def read_plugin_matrix(platform: str, reports: Sequence[Path]) -> Matrix:
@@ -155,9 +153,9 @@ def read_plugin_matrix(platform: str, reports: Sequence[Path]) -> Matrix:
     if platform not in installed:
         raise MatrixError(f"--plugin {platform}: there is no such platform; installed are {', '.join(installed)}")
     manifest = installed[platform].loaded
-    read = read_reports(reports, platform)
-    inventory = with_reported_ops(observe_in_child(platform), read)
+    results = read_reports(reports, platform)
+    inventory = with_reported_ops(observe_in_child(platform), results)
     judged = judge([manifest], inventory=inventory)
     testable = [key for key, record in matrix_of(judged).records.items() if not record.values]
-    evidence = on_known_cells((line for report in read for line in evidence_of(report)), testable)
-    return replace(matrix_of(judged, evidence=evidence), runs=tuple(map(summary_of, read)))
+    evidence = on_known_cells((line for report in results for line in evidence_of(report)), testable)
+    return replace(matrix_of(judged, evidence=evidence), runs=tuple(map(summary_of, results)))

@@ -18,7 +18,7 @@ _PACKED = ("awq", "gptq", "compressed-tensors")
 _MODELSLIM = {"model_quant_type": "W8A8_DYNAMIC", "model.layers.0.mlp.down_proj.weight": "W8A8_DYNAMIC"}
 _MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32}
 # The quantization_config of checkpoints of further methods.
-_STATED: Mapping[str, Mapping[str, object]] = {
+_QUANT_CONFIGS: Mapping[str, Mapping[str, object]] = {
     "fbgemm_fp8": {"quant_method": "fbgemm_fp8"},
     "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8"},
     "mxfp4": {
@@ -37,13 +37,13 @@ def sample_models() -> tuple[ModelFacts, ...]:
     """The sample models; a value counts as refused only if it is refused with all of them."""
     dense = _dense()
     gguf = replace(dense, name="sample-8b-gguf", path="/models/sample-8b.gguf", format="gguf", dtype="float16")
-    eight = replace(dense, name="sample-8b-w8a8", path="/models/sample-8b-w8a8")
-    described = {**dense.config, "quantization_config": _MODELSLIM}
+    int8 = replace(dense, name="sample-8b-w8a8", path="/models/sample-8b-w8a8")
+    modelslim = {**dense.config, "quantization_config": _MODELSLIM}
     return (
         dense,
         replace(gguf, quantization="gguf:Q4_1", weight_bytes=5_200_000_000),
-        replace(eight, quantization="modelslim", config=described, weight_bytes=9_100_000_000),
-        replace(eight, quantization="w8a8_int8", stored_types={"int8": 6_980_000_000}, weight_bytes=9_100_000_000),
+        replace(int8, quantization="modelslim", config=modelslim, weight_bytes=9_100_000_000),
+        replace(int8, quantization="w8a8_int8", stored_types={"int8": 6_980_000_000}, weight_bytes=9_100_000_000),
         *map(_packed, _PACKED),
     )
 
@@ -58,7 +58,7 @@ def special_models() -> tuple[ModelFacts, ...]:
 @cache
 def quantized_models() -> tuple[ModelFacts, ...]:
     """The common model in checkpoints of further methods, for values that name the method of a checkpoint."""
-    return tuple(_quantized(method, quant_config) for method, quant_config in _STATED.items())
+    return tuple(_quantized(method, quant_config) for method, quant_config in _QUANT_CONFIGS.items())
 
 
 def _packed(method: str) -> ModelFacts:

@@ -29,8 +29,14 @@ from srv_matrix.variant_context import VariantContext
 
 COMMON = "Qwen3MoeForCausalLM"  # has linear layers and experts
 OF_CORE = "unsupported_quantization"  # the code of refusals on every platform
-JudgedForms: TypeAlias = tuple[tuple[Status, Status], tuple[str, str]]  # what is declared, and of core; code and reason
 NamedForms: TypeAlias = tuple[tuple[str, ModelFacts], ...]
+
+
+class JudgedForms(NamedTuple):
+    """`statuses`: as the platform declares it, and of core alone. `refusal`: code and reason, or two empty texts."""
+
+    statuses: tuple[Status, Status]
+    refusal: tuple[str, str]
 
 
 class QuantizedModel(NamedTuple):
@@ -59,8 +65,7 @@ def quantized_models(models: Sequence[ModelFacts]) -> tuple[QuantizedModel, ...]
 
 
 def _in_forms(model: ModelFacts, method: str, layers: Sequence[str]) -> NamedForms:
-    own_forms = forms(method, model.architecture)
-    return tuple((form.name, in_form(model, method, form, layers)) for form in own_forms)
+    return tuple((form.name, in_form(model, method, form, layers)) for form in forms(method, model.architecture))
 
 
 def _layers(model: ModelFacts, tree: Part) -> tuple[str, ...]:
@@ -75,22 +80,18 @@ def _layers(model: ModelFacts, tree: Part) -> tuple[str, ...]:
 def weight_methods(
     contexts: Sequence[VariantContext],
     models: Sequence[QuantizedModel],
-    plain: Mapping[tuple[str, str], Mapping[str, Record]],
+    unquantized: Mapping[tuple[str, str], Mapping[str, Record]],
 ) -> Iterator[Record]:
-    """The records of all variants. `plain`: those of the architectures unquantized, by platform and variant."""
-    common = next((candidate for candidate in models if candidate.architecture == COMMON), None)
+    """The records of all variants. `unquantized`: those of the architectures as they are, by platform and variant."""
+    common = next((model for model in models if model.architecture == COMMON), None)
     shared: dict[tuple[object, ...], _Answers] = {}
     for context in contexts:
         answers = _Answers(context)
-        common_answers = (
-            ()
-            if common is None
-            else tuple(answers.of(common, other_method, context.variant) for other_method in METHODS)
-        )
-        answers = shared.setdefault((context.manifest.name, common_answers), answers)
-        unquantized = plain[context.manifest.name, context.variant]
+        same = () if common is None else tuple(answers.of(common, method, context.variant) for method in METHODS)
+        answers = shared.setdefault((context.manifest.name, same), answers)
+        records = unquantized[context.manifest.name, context.variant]
         for model in models:
-            record = unquantized[model.architecture]
+            record = records[model.architecture]
             for method in METHODS:
                 works = record.status.works
                 judged = _combined(answers.of(model, method, context.variant)) if works else _unquantized(record)
@@ -98,20 +99,21 @@ def weight_methods(
 
 
 def _unquantized(record: Record) -> JudgedForms:
-    """A refusal that does not depend on the method. Its own text may have a kilobyte, and stands there."""
+    """A refusal that does not depend on the method. It refers to the unquantized cell, whose reason may be long."""
     reason = f"a launch refuses it unquantized as well: {record.feature} has the reason"
-    return (record.declared, record.core), (record.reason_code, reason)
+    return JudgedForms((record.declared, record.core), (record.reason_code, reason))
 
 
 def _combined(verdicts: Sequence[tuple[str, Verdict]]) -> JudgedForms:
     """Whether a launch accepts every form, some, or none; with the first refusal. `verdicts`: by the names of forms."""
     refused = [(name, verdict) for name, verdict in verdicts if not verdict.accepted]
     if not refused:
-        return (Status.SUPPORTED, Status.SUPPORTED), ("", "")
+        return JudgedForms((Status.SUPPORTED, Status.SUPPORTED), ("", ""))
     (name, verdict), some = refused[0], len(refused) < len(verdicts)
     status = Status.LIMITED if some else Status.UNSUPPORTED
-    facts = (Status.SUPPORTED, status) if verdict.code == OF_CORE else (status, Status.SUPPORTED)
-    return facts, (verdict.code, f"not with {name}: {verdict.reason}" if some else verdict.reason)
+    statuses = (Status.SUPPORTED, status) if verdict.code == OF_CORE else (status, Status.SUPPORTED)
+    reason = f"not with {name}: {verdict.reason}" if some else verdict.reason
+    return JudgedForms(statuses, (verdict.code, reason))
 
 
 class _Answers:

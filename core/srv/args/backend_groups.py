@@ -1,4 +1,7 @@
-"""Which cache groups of a model attention backends are asked about (`srv.args.backends`), and the arguments of some."""
+"""Cache groups of models that attention backends do not read: recurrent states, and latents for most backends.
+
+Also owns the arguments that name a backend for models with sparse attention. Who asks is `srv.args.backends`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ SPARSE: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def unread_groups(model: ModelFacts | None, spec: BackendSpec) -> tuple[str, ...]:
-    """Why an attention backend is not asked about a model: its groups without a key and a value per head.
+    """Why an attention backend is not asked about a model: a clause for each group without a key and a value per head.
 
     A check of a backend that computes no latent attention may read the heads of every group.
     """
@@ -52,26 +55,22 @@ def why_not_native(model: ModelFacts, model_impl: str | None) -> str | None:
     """Why no native layers compute a model; None if they do."""
     if model_impl == "transformers":
         return "model_impl is transformers"
-    native = native_tree_of_model(model)
-    return native if isinstance(native, str) else None
+    tree_or_reason = native_tree_of_model(model)
+    return tree_or_reason if isinstance(tree_or_reason, str) else None
 
 
 def unserved_states(model: ModelFacts | None, model_impl: str | None) -> Rejection | None:
     """The refusal of a model that keeps recurrent states, if no native layers compute it: only they read these."""
-    spec = next(
-        (cache_group for cache_group in (model.cache_groups if model else ()) if isinstance(cache_group, Recurrent)),
-        None,
-    )
-    why = None if model is None or spec is None else why_not_native(model, model_impl)
-    if spec is None or why is None:
+    recurrent = next((group for group in (model.cache_groups if model else ()) if isinstance(group, Recurrent)), None)
+    if model is None or recurrent is None or (why := why_not_native(model, model_impl)) is None:
         return None
     return Rejection(
         "recurrent_states",
         "model",
         None,
         "memory budget",
-        f"{len(spec.layers)} of its layers keep recurrent states"
-        f" ({', '.join(state.name for state in spec.states)}), and "
+        f"{len(recurrent.layers)} of its layers keep recurrent states"
+        f" ({', '.join(state.name for state in recurrent.states)}), and "
         f"no native layers compute them here ({why}): the classes of transformers keep such states themselves",
         "Choose a model with native layers and leave --model-impl at auto, or one whose layers all use attention.",
     )

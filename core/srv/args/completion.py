@@ -33,14 +33,14 @@ class Command:
     options: tuple[Option, ...]
 
 
-def script(shell: str, parser: argparse.ArgumentParser, values: Mapping[str, tuple[str, ...]]) -> str:
-    """The script for a shell (one of `SHELLS`). `values`: values by flag, for flags without choices in argparse."""
-    commands = tuple(_commands(parser, (), values))
+def script(shell: str, parser: argparse.ArgumentParser, values_by_flag: Mapping[str, tuple[str, ...]]) -> str:
+    """The script for a shell (one of `SHELLS`). `values_by_flag`: for flags without choices in argparse."""
+    commands = tuple(_commands(parser, (), values_by_flag))
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](commands)
 
 
 def _commands(
-    parser: argparse.ArgumentParser, words: tuple[str, ...], values: Mapping[str, tuple[str, ...]]
+    parser: argparse.ArgumentParser, words: tuple[str, ...], values_by_flag: Mapping[str, tuple[str, ...]]
 ) -> Iterator[Command]:
     if isinstance(parser, Parser):
         parser.add_pending()
@@ -50,25 +50,26 @@ def _commands(
         if isinstance(action, argparse._SubParsersAction):
             children.update(action.choices)
         elif action.option_strings and action.help != argparse.SUPPRESS:
-            candidates = next((values[flag] for flag in action.option_strings if flag in values), ())
-            choices = tuple(str(choice) for choice in action.choices or ()) or candidates
+            choices = tuple(str(choice) for choice in action.choices or ())
+            if not choices:
+                choices = next((values_by_flag[flag] for flag in action.option_strings if flag in values_by_flag), ())
             options.append(Option(tuple(action.option_strings), action.nargs != 0, choices, action.help or ""))
     yield Command(words, tuple(children), tuple(options))
     for name, child in children.items():
-        yield from _commands(child, (*words, name), values)
+        yield from _commands(child, (*words, name), values_by_flag)
 
 
 def _bash(commands: tuple[Command, ...]) -> str:
     """A bash function that finds the command typed so far, and a table of the words that may follow it."""
-    following, values = [], []
+    word_cases, value_cases = [], []
     for command in commands:
         words = " ".join((*command.children, *(flag for option in command.options for flag in option.flags)))
-        following.append(f'        "{" ".join(command.words)}") words="{words}" ;;')
+        word_cases.append(f'        "{" ".join(command.words)}") words="{words}" ;;')
         for option in command.options:
             if option.takes_value:
                 pattern = "|".join(f'"{" ".join(command.words)} {flag}"' for flag in option.flags)
                 option_words = " ".join(option.choices)
-                values.append(f'        {pattern}) words="{option_words}"; value=1 ;;')
+                value_cases.append(f'        {pattern}) words="{option_words}"; value=1 ;;')
     known_commands = "|".join(f'"{" ".join(command.words)}"' for command in commands if command.words)
     return "\n".join(
         [
@@ -82,11 +83,11 @@ def _bash(commands: tuple[Command, ...]) -> str:
             "        esac",
             "    done",
             '    case "$command $before" in',
-            *values,
+            *value_cases,
             "    esac",
             '    if [ -z "$value" ]; then',
             '        case "$command" in',
-            *following,
+            *word_cases,
             "        esac",
             "    fi",
             '    COMPREPLY=($(compgen -W "$words" -- "$current"))',
@@ -106,7 +107,7 @@ def _zsh(commands: tuple[Command, ...]) -> str:
         lines += [f"        {spec}" for option in command.options for spec in _zsh_specs(option)]
         lines.append("    )")
         if command.children:
-            offered = " ".join(command.children)
+            subcommands = " ".join(command.children)
             depth = len(command.words) + 2
             lines += [
                 f"    if (( CURRENT > {depth} )); then",
@@ -114,7 +115,7 @@ def _zsh(commands: tuple[Command, ...]) -> str:
                 *(f"        {name}) {_zsh_name((*command.words, name))}; return ;;" for name in command.children),
                 "        esac",
                 "    fi",
-                f'    _arguments $options "*:command:({offered})"',
+                f'    _arguments $options "*:command:({subcommands})"',
             ]
         else:
             lines.append("    _arguments $options")
@@ -137,10 +138,10 @@ def _fish(commands: tuple[Command, ...]) -> str:
     """One line per word that may follow a command, with the condition under which it may follow."""
     lines = ["# fish completion for srv; put `srv args completion fish | source` into config.fish"]
     for command in commands:
-        seen = [f"__fish_seen_subcommand_from {word}" for word in command.words]
+        conditions = [f"__fish_seen_subcommand_from {word}" for word in command.words]
         if command.children:
-            seen.append(f"not __fish_seen_subcommand_from {' '.join(command.children)}")
-        condition = f" -n '{'; and '.join(seen)}'" if seen else ""
+            conditions.append(f"not __fish_seen_subcommand_from {' '.join(command.children)}")
+        condition = f" -n '{'; and '.join(conditions)}'" if conditions else ""
         lines += [f"complete -c srv -f{condition} -a {child}" for child in command.children]
         for option in command.options:
             names = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags)

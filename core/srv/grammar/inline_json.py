@@ -18,14 +18,14 @@ def has_schemas(grammar: str) -> bool:
 
 
 def within_lark(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    """A part of llguidance's Lark that a prepared schema describes. `options`: of its JSON schemas."""
+    """A prepared schema as a part of llguidance's Lark. `options`: llguidance's for JSON schemas (`x-guidance`)."""
     if (grammar := exact_grammar(schema, options)) is not None:
         return f"%lark {{\n{grammar}\n}}"
     return f"%json {json.dumps({**schema, 'x-guidance': options})}"
 
 
-def with_schemas(grammar: str, written: Callable[[str], str]) -> str:
-    """The grammar with `written(text of the schema)` in place of each `%json {...}`. Raises GrammarError."""
+def with_schemas(grammar: str, write: Callable[[str], str]) -> str:
+    """The grammar with `write(text of the schema)` in place of each `%json {...}`. Raises GrammarError."""
     decoder, parts, end = json.JSONDecoder(), list[str](), 0
     for begin in _BEGIN.finditer(grammar):
         if begin.start() < end:
@@ -37,5 +37,5 @@ def with_schemas(grammar: str, written: Callable[[str], str]) -> str:
             raise GrammarError(f"what follows %json is no JSON: {error}") from None
         except RecursionError:
             raise GrammarError("it is nested too deeply") from None
-        parts.append(written(grammar[begin.end() : end]))
+        parts.append(write(grammar[begin.end() : end]))
     return "".join([*parts, grammar[end:]])

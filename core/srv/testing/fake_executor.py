@@ -179,10 +179,10 @@ class FakeExecutor:
         `rejected`: the positions are those of rejected drafts, so their cells are wrong.
         """
         for group, table in enumerate(slot.tables):
-            facts = self.groups[group]
-            size, first = facts.page_size, facts.first_needed_page(begin)
+            page_group = self.groups[group]
+            size, first = page_group.page_size, page_group.first_needed_page(begin)
             others = [
-                other.tables[group][facts.first_needed_page(other.computed) :]
+                other.tables[group][page_group.first_needed_page(other.computed) :]
                 for other in self._slots.values()
                 if other is not slot and not other.damaged
             ]
@@ -193,18 +193,17 @@ class FakeExecutor:
                 pool[table[position // size]][position % size] = _REJECTED if rejected else slot.cells[position]
             if rejected:
                 continue
-            read = [cell for page in table[first : -(-end // size)] for cell in pool[page]][: end - first * size]
-            visible = facts.window or end
-            seen = min(end - first * size, visible - 1 + end - begin)
-            assert read[-seen:] == slot.cells[end - seen : end], "attention would read the KV of other tokens"
+            cells = [cell for page in table[first : -(-end // size)] for cell in pool[page]][: end - first * size]
+            attended = min(end - first * size, (page_group.window or end) - 1 + end - begin)
+            assert cells[-attended:] == slot.cells[end - attended : end], "attention would read the KV of other tokens"
 
     def _sample(self, slot: _Slot, row: Row, end: int) -> tuple[int, ...]:
-        """The accepted drafts and one token more; `end`: the position of the first draft."""
+        """The accepted drafts and one more token. `end`: the position of the first draft."""
         assert end == len(slot.tokens), "sampling before the last known token"
         assert row.sample == 1 + row.drafts, f"{row.sample} tokens are sampled of a row with {row.drafts} drafts"
         sampled: list[int] = []
         accepted = slot.cells[-1] // 7 % (row.drafts + 1)
-        last = end + row.drafts
+        drafts_end = end + row.drafts
         while True:
             token = self._read(slot, end - 1) % self.vocab_size
             mask = self._masks.get(row.slot)
@@ -217,7 +216,7 @@ class FakeExecutor:
             slot.tokens.append(token)
             slot.cells.append(checksum(token, slot.cells[-1]))
             if len(sampled) > accepted:
-                self._write(slot, end, last, rejected=True)
+                self._write(slot, end, drafts_end, rejected=True)
                 return tuple(sampled)
             self._write(slot, end, end + 1)
             end += 1
@@ -231,11 +230,11 @@ class FakeExecutor:
         if not row.score:
             return None
         end = row.computed + row.scheduled
-        last = min(end, len(slot.start.request.tokens) - 1)
-        return tuple(TokenLogprob(slot.tokens[p + 1], -float(p + 1), 1) for p in range(end - row.score, last))
+        positions = range(end - row.score + 1, min(end, len(slot.start.request.tokens) - 1) + 1)
+        return tuple(TokenLogprob(slot.tokens[position], -float(position), 1) for position in positions)
 
     def _vectors(self, slot: _Slot, row: Row) -> bytes | None:
-        """One element per cell, as `expected_vectors` gives them; whatever pools several is their sum."""
+        """One element per cell, as `expected_vectors` gives them; a pooled vector is that of the sum of its cells."""
         if not row.vectors:
             return None
         end, request = row.computed + row.scheduled, slot.start.request

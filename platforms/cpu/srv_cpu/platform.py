@@ -119,12 +119,14 @@ class CpuPlatform:
     def diagnose(self) -> list[Check]:
         device = self._context.device
         product = torch.ones(64, 64) @ torch.ones(64, 64)
-        right = bool((product == 64).all())
+        is_correct = bool((product == 64).all())
         return [
             Check("processor", True, f"{device.name}, {device.variant}, {threads()} compute threads"),
             Check("memory", True, f"{device.memory_bytes / 2**30:.1f} GiB for this process"),
             Check("native kernels", bool(load().isa), load().isa or load().reason, _NO_KERNELS),
-            Check("compute", right, "a 64 x 64 product is correct" if right else "a 64 x 64 product is wrong"),
+            Check(
+                "compute", is_correct, "a 64 x 64 product is correct" if is_correct else "a 64 x 64 product is wrong"
+            ),
             *(check for extension in (ZENTORCH, IPEX) if (check := extension.check()) is not None),
         ]
 

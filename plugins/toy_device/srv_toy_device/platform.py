@@ -102,7 +102,7 @@ class ToyPlatform:
         device = self.device(self._index)
         memory = self.memory(device)
         product = torch.ones(8, 8, device=device) @ torch.ones(8, 8, device=device)
-        right = bool((product == 8).all())
+        is_correct = bool((product == 8).all())
         return [
             Check("device", True, self._accelerator.get_device_name()),
             Check(
@@ -112,6 +112,6 @@ class ToyPlatform:
                 "" if memory.free > 0 else "Set SRV_TOY_MEMORY to a larger size.",
             ),
             verdict(
-                "compute", right, "an 8 x 8 matrix product is", "Reinstall torch, then run the plugin's own tests."
+                "compute", is_correct, "an 8 x 8 matrix product is", "Reinstall torch, then run the plugin's own tests."
             ),
         ]

@@ -84,18 +84,18 @@ class _Parser:
         return self._command
 
     def _read_flag(self, word: str) -> None:
-        flag, equals, attached = word.partition("=")
-        inline = attached if equals else None
+        flag, equals, value = word.partition("=")
+        inline = value if equals else None
         if flag in _SRV_FLAGS and normalize_flag(flag) not in self._rows:
             text = self._one_value(flag, inline)
             self._command.passthrough += [] if text is None else [flag, text]
-        elif (row_match := self._find_row(flag)) is not None:
-            row, negated, rest = row_match
-            text = self._value(flag, row.takes, negated, rest or inline)
+        elif (dialect_flag := self._find_row(flag)) is not None:
+            row, negated, attached_value = dialect_flag
+            text = self._value(flag, row.takes, negated, attached_value or inline)
             if text is not None:
-                self._command.flags.append(ParsedFlag(flag if rest is None else flag[:2], text, row))
-        elif (match := self._find_srv_argument(flag)) is not None:
-            argument, negated = match
+                self._command.flags.append(ParsedFlag(flag if attached_value is None else flag[:2], text, row))
+        elif (srv_flag := self._find_srv_argument(flag)) is not None:
+            argument, negated = srv_flag
             takes = "list" if argument.kind.many else "switch" if argument.kind.base is bool else "value"
             text = self._value(flag, takes, negated, inline, argument.arg.const)
             if text is not None:
@@ -126,6 +126,7 @@ class _Parser:
         return (argument, True) if argument is not None and argument.kind.base is bool else None
 
     def _value(self, flag: str, takes: str, negated: bool, inline: str | None, const: str | None = None) -> str | None:
+        """The value of a flag; None, with a rejection, if it is missing or invalid. `inline`: the one after "="."""
         if takes == "list":
             return self._list(flag, inline)
         if takes == "value" and inline is None and const is not None and not self._next_is_value():

@@ -60,7 +60,7 @@ def _excluded(quant_config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _unsupported(quant_config: Mapping[str, Any]) -> str | None:
-    """Why the layers do not support a configuration of compressed-tensors; None if they do."""
+    """Why srv does not support a configuration of compressed-tensors; None if it does."""
     groups = quant_config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         return "it has no config_groups"
@@ -76,9 +76,8 @@ def _unsupported(quant_config: Mapping[str, Any]) -> str | None:
             return f"its {name} has the format {group['format']}, not {_FORMAT}"
         if group.get("input_activations") or group.get("output_activations"):
             return f"its {name} quantizes activations as well"
-        code = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
-        if code != (4, "float", BLOCK):
-            bits, kind, size = code
+        bits, kind, size = (weights.get(name) for name in ("num_bits", "type", "group_size"))
+        if (bits, kind, size) != (4, "float", BLOCK):
             return f"its {name} has weights of {bits} bits of type {kind} in groups of {size}, not 4, float and {BLOCK}"
     return None
 
@@ -92,10 +91,10 @@ def is_quantized(model: StoredModel, name: str) -> bool:
         return f"{name}.{PACKED}" in model.types or any(tensor in model.types for tensor in blocks)
     quant_config = model.facts.config.get("quantization_config") or {}
     if str(quant_config.get("quant_method", "")).lower() == NAME:
-        chosen = expert is not None
+        is_target = expert is not None
     else:
-        chosen = matched_target(_targets(quant_config), (name,), LINEAR) is not None
-    return chosen and not any(names_layer(pattern, name) for pattern in _excluded(quant_config))
+        is_target = matched_target(_targets(quant_config), (name,), LINEAR) is not None
+    return is_target and not any(names_layer(pattern, name) for pattern in _excluded(quant_config))
 
 
 def _targets(quant_config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -129,7 +128,7 @@ def are_quantized(model: StoredModel, names: Sequence[str], inputs: int) -> bool
 
 
 def _stored_as(name: str) -> Iterator[tuple[str, str]]:
-    """What may own the tensors of a projection, and which part of `PAIRS` they are there."""
+    """The names under which a projection's tensors may be stored, each with its key of `PAIRS`."""
     yield name, "weight"
     if (expert := _EXPERT.match(name)) is not None:
         yield expert[1], FUSED[name.endswith("down_proj")]
@@ -153,11 +152,11 @@ def check_tensors(model: StoredModel, owner: str, part: str, shapes: Mapping[str
     fused = part in FUSED
     if fused:
         expected, fits = blocks[:-1], len(blocks) == 4 and blocks[-1] == BLOCK // 2
-        whole = (*blocks[:-2], blocks[-2] * BLOCK) if fits else ()
+        shape = (*blocks[:-2], blocks[-2] * BLOCK) if fits else ()
         fits = fits and blocks[1] % len(PROJECTIONS[part]) == 0
     else:
         fits = len(blocks) == 2 and blocks[1] % (BLOCK // 2) == 0
-        whole = (blocks[0], blocks[1] * 2) if fits else ()
+        shape = (blocks[0], blocks[1] * 2) if fits else ()
         expected = (blocks[0], blocks[1] * 2 // BLOCK) if fits else ()
     if not fits:
         form = f"[experts, outputs, blocks, {BLOCK // 2}]" if fused else f"[outputs, blocks of {BLOCK // 2}]"
@@ -165,7 +164,7 @@ def check_tensors(model: StoredModel, owner: str, part: str, shapes: Mapping[str
     if scales != expected:
         reason = f"{owner}.{PAIRS[part][1]} has the shape {list(scales)}, but {list(expected)} fits its blocks"
         fail("shape_mismatch", f"{reason} of {BLOCK} weights")
-    return whole
+    return shape
 
 
 def schemes(model: StoredModel) -> LayerSchemes:

@@ -168,12 +168,12 @@ def others(kit: Kit) -> str:
 
 
 def check(kit: Kit, name: str) -> str:
-    """Every implementation in every dtype that it supports, with the contract's ordinary and adversarial inputs.
+    """Check every implementation in every dtype that it supports, with the contract's ordinary and adversarial inputs.
 
     Calls of sizes that it declares unsupported are left out, as core never makes them.
     """
     contract, violations = contracts()[name], pkgutil.resolve_name(VIOLATIONS)
-    seen: list[str] = []
+    summaries: list[str] = []
     for dtype, impl in itertools.product(contract.dtypes, (impl for impl in kit.platform.ops if impl.op == name)):
         sizes = _Sizes(impl, dtype)
         problems = violations(
@@ -186,17 +186,19 @@ def check(kit: Kit, name: str) -> str:
             supports=sizes.supported,
         )
         if problems:
-            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-            raise Fault(f"{impl.name}, {_short(dtype)}: {problems[0]}{more}", f"The contract is: {contract.signature}.")
+            further = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise Fault(
+                f"{impl.name}, {_short(dtype)}: {problems[0]}{further}", f"The contract is: {contract.signature}."
+            )
         if sizes.calls:
-            seen.append(f"{impl.name} in {_short(dtype)}{sizes.left_out()}")
-    if not seen:
+            summaries.append(f"{impl.name} in {_short(dtype)}{sizes.left_out()}")
+    if not summaries:
         raise NotApplicable(f"the plugin implements no {name}")
-    return ", ".join(seen)
+    return ", ".join(summaries)
 
 
 class _Sizes:
-    """Which calls of an op one implementation is given, by their sizes."""
+    """Which sizes one implementation of an op supports. `calls`: how many calls it was given."""
 
     def __init__(self, impl: OpImpl, dtype: torch.dtype) -> None:
         self._impl, self._dtype = impl, dtype

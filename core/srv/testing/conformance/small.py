@@ -26,7 +26,8 @@ TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content 
 
 
 def write_model(folder: Path, facts: ModelFacts) -> Path:
-    """Write the model with these facts unless the folder contains it already; return the folder."""
+    """Write the model with these facts unless the folder contains it already (its file `done` is the last that is
+    written); return the folder."""
     if (folder / "done").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,13 +90,13 @@ def quantize_weights(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], 
     for name, weight in weights.items():
         layer = name.removesuffix(".weight")
         if not layer.endswith("_proj") or layer.endswith("down_proj"):
-            tensors, type_ = {name: weight}, modelslim.FLOAT
+            tensors, quant_type = {name: weight}, modelslim.FLOAT
         elif int(layer.split(".")[2]) % 2 == 0:
-            tensors, type_ = _dynamic(layer, weight), modelslim.DYNAMIC
+            tensors, quant_type = _dynamic(layer, weight), modelslim.DYNAMIC
         else:
-            tensors, type_ = _static(layer, weight), modelslim.STATIC
+            tensors, quant_type = _static(layer, weight), modelslim.STATIC
         stored |= tensors
-        types |= dict.fromkeys(tensors, type_)
+        types |= dict.fromkeys(tensors, quant_type)
     return stored, types
 
 

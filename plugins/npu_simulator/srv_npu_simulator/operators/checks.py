@@ -43,8 +43,8 @@ class Rules:
         self.require(tensor.dtype is dtype, argument, tensor.dtype, f"must have the dtype of {of}, {dtype}")
 
     def contiguous(self, argument: str, tensor: Tensor) -> None:
-        described = f"not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()})"
-        self.require(tensor.is_contiguous(), argument, described, "must be contiguous; call contiguous() first")
+        value = f"not contiguous (shape {tuple(tensor.shape)}, strides {tensor.stride()})"
+        self.require(tensor.is_contiguous(), argument, value, "must be contiguous; call contiguous() first")
 
     def dims(self, argument: str, tensor: Tensor, *allowed: int) -> None:
         rule = f"must have {' or '.join(str(one) for one in allowed)} dimensions"

@@ -19,6 +19,8 @@ Schema = Mapping[str, Any]
 
 
 class ClientTool(NamedTuple):
+    """Name and schema of a tool that clients run. `required`: the properties that each call must have."""
+
     name: str
     description: str
     properties: Mapping[str, Schema]
@@ -52,7 +54,7 @@ _EDITS: Mapping[str, Schema] = {
     "new_str": _NEW,
     "insert_line": _LINE,
 }
-_INSERTED = {"insert_text": _text("For insert: the text to insert.")}
+_INSERT_TEXT = {"insert_text": _text("For insert: the text to insert.")}
 _BASH = ClientTool(
     "bash",
     "Run commands in a shell that keeps its state between calls.",
@@ -64,7 +66,7 @@ _BASH = ClientTool(
 _EDITOR = ClientTool(
     "str_replace_based_edit_tool",
     "View, create and edit text files.",
-    {"command": _command("view", "create", "str_replace", "insert"), **_EDITS, **_INSERTED},
+    {"command": _command("view", "create", "str_replace", "insert"), **_EDITS, **_INSERT_TEXT},
     ("command", "path"),
 )
 CLIENT_TOOLS: Mapping[str, ClientTool] = {
@@ -87,7 +89,7 @@ CLIENT_TOOLS: Mapping[str, ClientTool] = {
         {
             "command": _command("view", "create", "str_replace", "insert", "delete", "rename"),
             **_EDITS,
-            **_INSERTED,
+            **_INSERT_TEXT,
             "old_path": _text("For rename: the path as it is."),
             "new_path": _text("For rename: the path as it is to be."),
         },
@@ -110,18 +112,18 @@ class ClientToolBody(RequestBody):
 
 def client_tool(value: object, kind: str, where: str) -> Tool:
     """The tool of a valid body. `kind`: its type, which `CLIENT_TOOLS` has. Raises RequestError."""
-    body, tool = ClientToolBody.parse(value, where), CLIENT_TOOLS[kind]
-    if body.name != tool.name:
+    body, definition = ClientToolBody.parse(value, where), CLIENT_TOOLS[kind]
+    if body.name != definition.name:
         raise RequestError(
-            f'{where}.name = "{shorten(body.name)}" is refused: a tool of the type {kind} is called {tool.name}; send'
-            " that name, or a tool with input_schema",
+            f'{where}.name = "{shorten(body.name)}" is refused: a tool of the type {kind} is called {definition.name};'
+            " send that name, or a tool with input_schema",
             code="invalid_value",
             param=f"{where}.name",
         )
     schema = {
         "type": "object",
-        "properties": dict(tool.properties),
-        "required": list(tool.required),
+        "properties": dict(definition.properties),
+        "required": list(definition.required),
         "additionalProperties": False,
     }
-    return Tool(tool.name, tool.description, schema, bool(body.strict), where, "type")
+    return Tool(definition.name, definition.description, schema, bool(body.strict), where, "type")
