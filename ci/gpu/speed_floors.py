@@ -56,8 +56,8 @@ class Shape:
     def prefill_floor_s(self, tokens: int, operations_per_s: float) -> float:
         """Seconds of a prompt's products, of which only the last token reaches the output layer."""
         products = 2 * tokens * self.layers * self.matrix_elements + 2 * self.hidden * self.vocab
-        seen = tokens * (tokens + 1) // 2
-        attention = 4 * self.layers * self.heads * self.head_dim * seen
+        key_pairs = tokens * (tokens + 1) // 2
+        attention = 4 * self.layers * self.heads * self.head_dim * key_pairs
         return (products + attention) / operations_per_s
 
 

@@ -385,8 +385,8 @@ def _progress_bar(wanted: bool | None) -> Progress:
     """A bar on standard error; None shows it if that is a terminal or a notebook."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    seen = console.is_terminal or console.is_jupyter
-    return Progress(*columns, console=console, disable=not (seen if wanted is None else wanted))
+    is_visible = console.is_terminal or console.is_jupyter
+    return Progress(*columns, console=console, disable=not (is_visible if wanted is None else wanted))
 
 
 def _quiet(environment: Mapping[str, str]) -> dict[str, object]:

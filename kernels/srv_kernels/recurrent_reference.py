@@ -243,9 +243,9 @@ def _scanned(value: Tensor, factor: Tensor, state: Tensor) -> Tensor:
     Each pass doubles the number of tokens that a state has seen (Hillis and Steele 1986). No factor is divided by.
     """
     value = torch.cat((value[:1] + factor[:1] * state, value[1:]))
-    seen = 1
-    while seen < len(value):
-        value = torch.cat((value[:seen], value[seen:] + factor[seen:] * value[:-seen]))
-        factor = torch.cat((factor[:seen], factor[seen:] * factor[:-seen]))
-        seen *= 2
+    span = 1
+    while span < len(value):
+        value = torch.cat((value[:span], value[span:] + factor[span:] * value[:-span]))
+        factor = torch.cat((factor[:span], factor[span:] * factor[:-span]))
+        span *= 2
     return value

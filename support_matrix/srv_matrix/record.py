@@ -116,11 +116,11 @@ class Recording:
         return process.returncode
 
     def _report(self, tried: _Tried) -> None:
-        left = self._due(tried)
+        slices = self._due(tried)
         for place in self.places:
-            tests = sum(len(part.tests) for part in left if part.place is place)
+            tests = sum(len(part.tests) for part in slices if part.place is place)
             print(f"{place.name}: {f'{tests} tests are due' if tests else 'nothing is due'}")
-        print("Run it again to go on." if left else "Next: make matrix, then commit evidence and pages.")
+        print("Run it again to go on." if slices else "Next: make matrix, then commit evidence and pages.")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

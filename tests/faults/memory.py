@@ -98,7 +98,7 @@ FAULTS = (
     Fault(
         name="page-of-a-window-freed-while-shared",
         file="core/srv/memory/window_pages.py",
-        text="        if not left:\n",
+        text="        if not leases:\n",
         planted="        if True:\n",
         effect="The first request that leaves a prefix behind makes its pages evictable for all others.",
         tests=(_CACHE,),

@@ -137,8 +137,8 @@ FAULTS = (
     Fault(
         name="drafts-outside-the-budget",
         file="core/srv/sched/planner.py",
-        text="min(most, step.draft_budget, step.budget, left)",
-        planted="min(most, left)",
+        text="min(most, step.draft_budget, step.budget, remaining)",
+        planted="min(most, remaining)",
         effect="With speculative decoding, a step computes more tokens than the memory for activations is meant for.",
         tests=(_SCHEDULER,),
     ),

@@ -386,15 +386,15 @@ def _check_constraints(state: _State, manifest: Manifest | None, rejections: lis
             violations.append(rejected)
     invalid = state.refused | {rejected.what for rejected in violations}
     # The rejection of a value that was computed from an invalid one would only repeat that one's rejection.
-    left = [
+    remaining = [
         violation
         for violation in without_excluded(violations)
         if not invalid.intersection(state.derived_from.get(violation.what, ()))
     ]
     planned = {rejection.what for rejection in state.carried}  # that a launch would refuse them is said
-    left = [violation for violation in left if violation.what not in planned]
-    faulty = {violation.what for violation in left if violation.code != inert.CODE}  # another reason says more
-    rejections += [violation for violation in left if violation.code != inert.CODE or violation.what not in faulty]
+    remaining = [violation for violation in remaining if violation.what not in planned]
+    faulty = {violation.what for violation in remaining if violation.code != inert.CODE}  # another reason says more
+    rejections += [violation for violation in remaining if violation.code != inert.CODE or violation.what not in faulty]
 
 
 def _gives_way(state: _State, owner: str, excluding: Constraint) -> bool:

@@ -137,10 +137,10 @@ class Alternatives:
             return node
         if others := set(node) - {"const", "enum", "type", *BOUNDS}:
             refuse(f"with the keyword {min(others)[:40]!r} beside 'enum'")
-        left = [value for value in values if has_type(value, types_of(node)) and _within(value, node)]
-        if not left:
+        remaining = [value for value in values if has_type(value, types_of(node)) and _within(value, node)]
+        if not remaining:
             return None
-        return {"enum": left}
+        return {"enum": remaining}
 
 
 def write_exclusive(schema: object) -> None:

@@ -123,8 +123,8 @@ def _enforceable(schema: object, check: Callable[[GrammarSource], object]) -> tu
                 rest = [other for other in dropped if other != keyword]
                 dropped = rest if trials > 0 and works(rest) else dropped
             names = tuple(name if value is None else f"{name} {value}" for name, value in dropped)
-            left = _without(schema, dropped)
-            return (left, names) if set(left) - ANNOTATIONS else None
+            weaker = _without(schema, dropped)
+            return (weaker, names) if set(weaker) - ANNOTATIONS else None
     return None
 
 

@@ -20,10 +20,10 @@ def send(process: subprocess.Popen[bytes], content: bytes, deadline: float) -> N
     assert process.stdin is not None
     descriptor = process.stdin.fileno()
     os.set_blocking(descriptor, False)  # a pipe holds little, and a process that is stopped does not read it
-    left = memoryview(framed(content))
-    while left:
+    unsent = memoryview(framed(content))
+    while unsent:
         _wait(descriptor, select.POLLOUT, deadline)
-        left = left[os.write(descriptor, left) :]
+        unsent = unsent[os.write(descriptor, unsent) :]
 
 
 def receive(process: subprocess.Popen[bytes], deadline: float) -> bytes:

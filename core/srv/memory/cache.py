@@ -346,10 +346,10 @@ class Cache:
         else:
             tables = [lease.tables[group][lease.shared * ratio :] + lease.duplicates[group] for lease in self._leases]
             private = [page for table in tables for page in table]
-        seen = [*allocator.free_pages(), *owned, *private]
-        if sorted(seen) != list(range(1, allocator.total + 1)):
-            duplicated = sorted(page for page, owners in Counter(seen).items() if owners > 1)
-            lost = sorted(set(range(1, allocator.total + 1)) - set(seen))
+        pages = [*allocator.free_pages(), *owned, *private]
+        if sorted(pages) != list(range(1, allocator.total + 1)):
+            duplicated = sorted(page for page, owners in Counter(pages).items() if owners > 1)
+            lost = sorted(set(range(1, allocator.total + 1)) - set(pages))
             raise IntegrityError(f"cache group {group}: pages with two owners {duplicated}, pages with none {lost}")
 
     def _check_open(self, lease: Lease) -> None:

@@ -90,11 +90,11 @@ class WindowPages:
 
     def release(self, page: int) -> None:
         """One lease less uses this page."""
-        left = self._leases[page] - 1
-        if left < 0:
+        leases = self._leases[page] - 1
+        if leases < 0:
             raise IntegrityError(f"cache group {self.group}: page {page} was released more often than acquired")
-        self._leases[page] = left
-        if not left:
+        self._leases[page] = leases
+        if not leases:
             self._unused[page] = None
 
     def remove(self, pages: Iterable[int]) -> list[int]:

@@ -56,11 +56,11 @@ def op_kernels(table: OpTable, ops: ModelOps, schemes: LayerSchemes) -> Iterator
         output = matrix.names[-1] == OUTPUT
         shape = (quantized, matrix.inputs, matrix.outputs, matrix.embedding, output, matrix.role)
         shapes.setdefault(shape, (matrix, quantized))
-    seen: dict[str, Kernel] = {}
+    by_key: dict[str, Kernel] = {}
     for matrix, quantized in shapes.values():
         kernel = _of_matrix(table, matrix, quantized)
-        seen.setdefault(kernel.key, kernel)
-    yield from seen.values()
+        by_key.setdefault(kernel.key, kernel)
+    yield from by_key.values()
     experts = [_of_experts(table, expert, schemes) for expert in ops.experts]
     yield from {(kernel.key, kernel.name): kernel for kernel in experts}.values()
 

@@ -160,8 +160,8 @@ class Ledger:
             predicted = "no prediction"
             if ledger_line.predicted is not None:
                 predicted = f"{_bytes(ledger_line.predicted)} predicted"
-            left = "" if free is None else f", and {_bytes(free)} are free"
-            reason = f"{predicted}{left}; no measured line explains what is lacking"
+            free_clause = "" if free is None else f", and {_bytes(free)} are free"
+            reason = f"{predicted}{free_clause}; no measured line explains what is lacking"
         else:
             reason = line_text(wrong)
         line = (wrong or ledger_line).name

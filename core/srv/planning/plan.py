@@ -108,9 +108,9 @@ def reserved_parts(resolved: Resolved) -> dict[str, float]:
     leaves.
     """
     quantity, parts = resolved.quantities.get(RESERVED_MEMORY), dict[str, float]()
-    left = _left_by_user(resolved, quantity)
+    available = _left_by_user(resolved, quantity)
     for part in quantity.parts if quantity else ():
-        amount = min(part.amount, left) if part.for_default else part.amount
+        amount = min(part.amount, available) if part.for_default else part.amount
         parts[part.name] = parts.get(part.name, 0.0) + amount
     return parts
 

@@ -41,12 +41,12 @@ def attend_both_ways(
         sees_all = reach >= length - 1
         bounds = [0, length] if sees_all else [*range(0, length, _QUERY_BLOCK), length]
         for first, last in pairwise(bounds):
-            seen = range(max(0, first - reach), min(length, last + reach))
-            mask = None if sees_all else _mask(range(first, last), seen, reach, q)
+            key_range = range(max(0, first - reach), min(length, last + reach))
+            mask = None if sees_all else _mask(range(first, last), key_range, reach, q)
             if biases is not None:
-                bias = _biases(biases, range(first, last), seen).view(layer.kv_heads, group, last - first, -1)
+                bias = _biases(biases, range(first, last), key_range).view(layer.kv_heads, group, last - first, -1)
                 mask = bias if mask is None else bias + mask
-            keys = slice(begin + seen.start, begin + seen.stop)
+            keys = slice(begin + key_range.start, begin + key_range.stop)
             key, value = (x[keys].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1) for x in (k, v))
             query = q[begin + first : begin + last].view(last - first, layer.kv_heads, group, -1).permute(1, 2, 0, 3)
             attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=layer.scale)

@@ -28,6 +28,6 @@ def device_checks(facts: DeviceFacts, memory: Memory, processes: str = "") -> li
     ]
 
 
-def verdict(name: str, right: bool, what: str, remedy: str) -> Check:
+def verdict(name: str, is_right: bool, what: str, remedy: str) -> Check:
     """The check of a small computation: "WHAT right", or "WHAT wrong" with a remedy. what: "a norm is"."""
-    return Check(name, right, f"{what} {'right' if right else 'wrong'}", "" if right else remedy)
+    return Check(name, is_right, f"{what} {'right' if is_right else 'wrong'}", "" if is_right else remedy)

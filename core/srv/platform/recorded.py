@@ -158,7 +158,7 @@ def _members(cls: Class) -> _Members:
     bases = f"({', '.join(cls.bases)})" if cls.bases else ""
     members = {_KIND: f"{cls.kind}{bases} in {cls.module}"}
     members |= {field.name: str(field) for field in cls.fields}
-    members |= {name: f"{name}: {type_}, a property" for name, type_ in cls.properties.items()}
+    members |= {name: f"{name}: {type_text}, a property" for name, type_text in cls.properties.items()}
     members |= {name: _signature(name, method) for name, method in cls.methods.items()}
     return members
 
@@ -177,5 +177,5 @@ def _signature(name: str, method: Method) -> str:
     return f"{name}({', '.join(shown)})" + (f" -> {method.returns}" if method.returns else "")
 
 
-def _declared(name: str, type_: str, default: str | None) -> str:
-    return name + (f": {type_}" if type_ else "") + ("" if default is None else f" = {default}")
+def _declared(name: str, type_text: str, default: str | None) -> str:
+    return name + (f": {type_text}" if type_text else "") + ("" if default is None else f" = {default}")

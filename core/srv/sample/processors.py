@@ -183,9 +183,9 @@ class Penalties:
         """counts: int32 [penalised rows, vocab], of each token in the output so far."""
         chosen = logits if prepared.rows is None else logits.index_select(0, prepared.rows)
         output = counts > 0
-        seen = self._prompt.index_select(0, prepared.storage) | output
+        occurs = self._prompt.index_select(0, prepared.storage) | output
         pushed = torch.where(chosen > 0, chosen / prepared.repetition, chosen * prepared.repetition)
-        changed = torch.where(seen, pushed, chosen) - prepared.frequency * counts - prepared.presence * output
+        changed = torch.where(occurs, pushed, chosen) - prepared.frequency * counts - prepared.presence * output
         if prepared.rows is None:
             logits.copy_(changed)
         else:

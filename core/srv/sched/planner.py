@@ -164,8 +164,8 @@ class Planner:
 
     def _room(self, request: Request, most: int, step: PlanBuilder) -> int:
         """How many tokens beyond the last known one fit in the budget, the output and the pages: at most `most`."""
-        left = request.max_total_tokens - request.total - 1
-        limit = min(most, step.draft_budget, step.budget, left)
+        remaining = request.max_total_tokens - request.total - 1
+        limit = min(most, step.draft_budget, step.budget, remaining)
         while limit > 0 and not self._running.can_extend(request, request.bound + 1 + limit):
             limit //= 2
         return limit
@@ -323,8 +323,8 @@ class Planner:
         demand: dict[Claimant, int] = {}
         for request in self._unfinished:
             if request.state is State.RUNNING:
-                left = len(request.start_tokens) - request.bound
-                demand[request.claimant] = demand.get(request.claimant, 0) + left
+                uncomputed = len(request.start_tokens) - request.bound
+                demand[request.claimant] = demand.get(request.claimant, 0) + uncomputed
         if not demand:
             return
         if self._running.has_free_slot:

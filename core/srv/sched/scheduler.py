@@ -279,10 +279,10 @@ class Scheduler:
         if (message := self._invalid_token(spec)) is not None:
             return "invalid_token_id", message
         if prompt + _min_output(spec) > limits.context_length:
-            left = " and at least one token of it must be left for the output" if _min_output(spec) else ""
+            output_clause = " and at least one token of it must be left for the output" if _min_output(spec) else ""
             return (
                 "context_length_exceeded",
-                f"the prompt has {prompt} tokens, but the context length is {limits.context_length}{left};"
+                f"the prompt has {prompt} tokens, but the context length is {limits.context_length}{output_clause};"
                 " shorten the prompt",
             )
         pool = self._cache.max_tokens

@@ -125,8 +125,8 @@ def split_evenly(amount: int, demand: dict[Claimant, int]) -> dict[Claimant, int
 
 
 def _count(counts: dict[Name, int], name: Name, change: int) -> None:
-    left = counts.get(name, 0) + change
-    if left:
-        counts[name] = left
+    count = counts.get(name, 0) + change
+    if count:
+        counts[name] = count
     else:
         counts.pop(name, None)

@@ -45,12 +45,12 @@ class Watchdog:
     async def run(self) -> None:
         """Watch until the engine is gone or was ended."""
         tick = min(self._limits.soft, self._limits.hard, 8.0) / _TICKS
-        seen, silent = self._client.received, 0.0
+        last_received, silent = self._client.received, 0.0
         while self._client.alive:
             await asyncio.sleep(tick)
             # Ticks are counted instead of a clock: if this process was stopped, the engine was not silent so long.
-            silent = silent + tick if self._client.received == seen else 0.0
-            seen = self._client.received
+            silent = silent + tick if self._client.received == last_received else 0.0
+            last_received = self._client.received
             if silent >= self._limits.hard:
                 await self._end_hung()
                 return

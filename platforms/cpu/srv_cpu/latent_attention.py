@@ -138,19 +138,19 @@ class TorchLatentAttention:
             for first in range(0, queries, _QUERIES):
                 block = slice(first, min(first + _QUERIES, queries))
                 position = keys - queries + torch.arange(block.start, block.stop)
-                seen = min(chunk, keys - queries + block.stop - begin)  # keys of the chunk up to the last query's
-                if seen <= 0:
+                visible = min(chunk, keys - queries + block.stop - begin)  # keys of the chunk up to the last query's
+                if visible <= 0:
                     continue
-                scores = (query[:, block] @ key[..., :seen, :].transpose(-1, -2)).float() * layer.scale
-                if begin + seen > keys - queries + block.start:
-                    scores.masked_fill_(torch.arange(begin, begin + seen) > position[:, None], float("-inf"))
+                scores = (query[:, block] @ key[..., :visible, :].transpose(-1, -2)).float() * layer.scale
+                if begin + visible > keys - queries + block.start:
+                    scores.masked_fill_(torch.arange(begin, begin + visible) > position[:, None], float("-inf"))
                 if chosen is not None:
-                    scores.masked_fill_(~chosen[block, begin : begin + seen], float("-inf"))
+                    scores.masked_fill_(~chosen[block, begin : begin + visible], float("-inf"))
                 higher = torch.maximum(top[:, block], scores.amax(-1, keepdim=True))
                 base = higher if chosen is None else higher.clamp(min=_LEAST)  # a query may have no key in a chunk
                 weights, factor = (scores - base).exp_(), (top[:, block] - base).exp_()
                 total[:, block] = total[:, block] * factor + weights.sum(-1, keepdim=True)
-                results = (weights.to(q.dtype) @ value[..., :seen, :]).float()
+                results = (weights.to(q.dtype) @ value[..., :visible, :]).float()
                 weighted[:, block] = weighted[:, block] * factor + results
                 top[:, block] = higher
         attended = (weighted / total).to(q.dtype).transpose(0, 1)

@@ -115,8 +115,8 @@ class PrefillPlanner:
         behind: a row's query tokens, and the cached keys before those of the segment.
         """
         moved = self._transfers.upload(np.stack((rows, behind)))
-        left = (lengths.index_select(0, moved[0]) - moved[1]).clamp_(min=0)
-        segments[:, 3] = torch.minimum(segments[:, 3], (segments[:, 2] + left).int())
+        remaining = (lengths.index_select(0, moved[0]) - moved[1]).clamp_(min=0)
+        segments[:, 3] = torch.minimum(segments[:, 3], (segments[:, 2] + remaining).int())
 
     def _slots(self, page_table: Tensor, rows: Ints, first: Ints, keys: Ints) -> Tensor:
         within = np.arange(int(keys.sum())) - np.repeat(_starts(keys), keys)

@@ -165,15 +165,17 @@ class GpuPlatform:
 
     def _compute(self, device: torch.device) -> Check:
         ones = torch.ones(64, 64, dtype=torch.float16, device=device)
-        right = bool(((ones @ ones) == 64).all())
+        is_right = bool(((ones @ ones) == 64).all())
         remedy = "Install a torch built for this generation of devices."
-        return verdict("compute", right, "a 64 x 64 matmul in float16 is", remedy)
+        return verdict("compute", is_right, "a 64 x 64 matmul in float16 is", remedy)
 
     def _triton(self, device: torch.device) -> Check:
         """Compile one small kernel, and check its result."""
         ones = torch.ones(2, 64, dtype=torch.float16, device=device)
-        right = bool(((torch.ops.srv_triton.rms_norm(3 * ones, ones[0], 1e-6) - 1).abs() < 1e-2).all())
-        return verdict("triton", right, "a norm by Triton is", "Install the Triton release that this torch requires.")
+        is_right = bool(((torch.ops.srv_triton.rms_norm(3 * ones, ones[0], 1e-6) - 1).abs() < 1e-2).all())
+        return verdict(
+            "triton", is_right, "a norm by Triton is", "Install the Triton release that this torch requires."
+        )
 
 
 def int8_tensors(layout: KVLayout, pages: int) -> dict[str, TensorShape]:

@@ -109,15 +109,15 @@ def triton(platform: GpuPlatform, manifest: Manifest, variant: str) -> Callable[
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The most query tokens and the splits of each launch of `paged_decode`."""
-    seen: list[tuple[int, int]] = []
+    shapes: list[tuple[int, int]] = []
     launch = triton_ops.paged_decode
 
     def record(*arguments: Any) -> None:
-        seen.append((arguments[-1][0], arguments[-1][1]))
+        shapes.append((arguments[-1][0], arguments[-1][1]))
         launch(*arguments)
 
     monkeypatch.setattr(triton_ops, "paged_decode", record)
-    return seen
+    return shapes
 
 
 Worlds = Callable[[int], list[tuple[BackendSpec, World]]]

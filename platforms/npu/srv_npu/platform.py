@@ -132,9 +132,9 @@ class NpuPlatform:
         """Check the results of a matmul and a norm."""
         ones = torch.ones(64, 64, dtype=torch.float16, device=device)
         norm = self._sdk().npu_rms_norm(ones @ ones, ones[0], 1e-6)[0]
-        right = bool(((ones @ ones) == 64).all()) and bool(((norm - 1).abs() < 1e-2).all())
+        is_right = bool(((ones @ ones) == 64).all()) and bool(((norm - 1).abs() < 1e-2).all())
         remedy = "Install the CANN release that this torch_npu needs, with the kernels for this generation."
-        return verdict("compute", right, "a 64 x 64 matmul and its norm are", remedy)
+        return verdict("compute", is_right, "a 64 x 64 matmul and its norm are", remedy)
 
 
 def create(context: EngineContext) -> NpuPlatform:

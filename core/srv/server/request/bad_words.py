@@ -25,12 +25,12 @@ def check_tokens_left(sampling: Sampling, banned: Sequence[Sequence[int]], field
     """Raises RequestError if no token of `allowed_token_ids` can be sampled. `field`: as in `PromptRequest`."""
     if not sampling.allowed_token_ids:
         return
-    left = set(sampling.allowed_token_ids).difference(ids[0] for ids in banned if len(ids) == 1)
+    remaining = set(sampling.allowed_token_ids).difference(ids[0] for ids in banned if len(ids) == 1)
     other = "bad_words"
-    if left and sampling.min_tokens:
-        left.difference_update(sampling.stop_token_ids)
+    if remaining and sampling.min_tokens:
+        remaining.difference_update(sampling.stop_token_ids)
         other = "stop_token_ids"
-    if not left:
+    if not remaining:
         raise RequestError(
             f"{field('allowed_token_ids')} is refused: {field(other)} excludes all of these tokens; allow others",
             code="invalid_value",

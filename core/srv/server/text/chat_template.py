@@ -84,9 +84,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             yield item
 
     def count_steps(self, steps: int) -> None:
-        left = _steps_left.get()
-        left[0] -= steps
-        if left[0] < 0:
+        budget = _steps_left.get()
+        budget[0] -= steps
+        if budget[0] < 0:
             raise SecurityError(f"the template needs more than {MAX_STEPS} steps (loop iterations and calls)")
 
 

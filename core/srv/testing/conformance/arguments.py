@@ -261,8 +261,8 @@ def at_fault(
     for half in (first, second):
         if fails([*fixed, *half]):
             return at_fault(half, fails, fixed)
-    left = at_fault(first, fails, [*fixed, *second])
-    return [*left, *at_fault(second, fails, [*fixed, *left])]
+    in_first = at_fault(first, fails, [*fixed, *second])
+    return [*in_first, *at_fault(second, fails, [*fixed, *in_first])]
 
 
 def serving(kit: Kit, folder: Path, statements: Sequence[UserStatement]) -> AbstractContextManager[Server]:

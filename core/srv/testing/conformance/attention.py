@@ -145,8 +145,11 @@ def page_boundaries(kit: Kit) -> str:
 
     chosen = select_setups(kit, max_head_sizes=MAX_HEAD_SIZES)
     further = [setup for setup in select_setups(kit, max_page_sizes=largest(kit).page_sizes) if setup not in chosen]
-    seen = [run_each(chosen, lambda setup: check(setup, 3)), run_each(tuple(further), lambda setup: check(setup, 1))]
-    return "; ".join(filter(None, seen))
+    summaries = [
+        run_each(chosen, lambda setup: check(setup, 3)),
+        run_each(tuple(further), lambda setup: check(setup, 1)),
+    ]
+    return "; ".join(filter(None, summaries))
 
 
 def scale(kit: Kit) -> str:
@@ -187,7 +190,7 @@ def run_shared_heads(
     check: Callable[[AttentionSetup], None],
 ) -> str:
     """Run a check for the setups of each number of (query heads, KV heads), of which a plugin may refuse some."""
-    seen: list[str] = []
+    summaries: list[str] = []
     refusals: list[str] = []
     for heads, kv_heads in heads_of:
         try:
@@ -195,10 +198,10 @@ def run_shared_heads(
         except NotApplicable as reason:
             refusals.append(f"{heads}/{kv_heads} heads: {reason}")
             continue
-        seen.append(run_each(chosen, check))
-    if not seen:
+        summaries.append(run_each(chosen, check))
+    if not summaries:
         raise NotApplicable("; ".join(refusals))
-    return "; ".join((*seen, *refusals))
+    return "; ".join((*summaries, *refusals))
 
 
 def mixed(kit: Kit) -> str:
@@ -211,14 +214,14 @@ def mixed(kit: Kit) -> str:
         bench.step([(rows[0], 1), (rows[1], size + 2), (rows[2], 1), (rows[3], 1), (rows[4], 2)], "prompts and output")
         bench.step([(rows[4], 1), (rows[1], 1), (rows[0], 1)], "other rows in another order")
 
-    seen, count = run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check), largest(kit).rows
+    summary, count = run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check), largest(kit).rows
     run_each(select_setups(kit, max_page_sizes=1), lambda setup: _check_many_rows(kit, setup, count))
     shared = run_shared_heads(
         MANY_SHARED_HEADS,
         lambda heads, kv_heads: select_setups(kit, heads, kv_heads, max_page_sizes=1),
         lambda setup: _check_long_among_many(kit, setup),
     )
-    return f"{seen}; {count} rows; one long row among them: {shared}"
+    return f"{summary}; {count} rows; one long row among them: {shared}"
 
 
 def _check_many_rows(kit: Kit, setup: AttentionSetup, count: int) -> None:
@@ -252,9 +255,9 @@ def extend(kit: Kit) -> str:
             bench.step([(row, chunk)], "a chunk of a prompt")
         bench.step([(other, size + 1), (row, 5)], "a chunk together with a new prompt")
 
-    seen = run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
+    summary = run_each(select_setups(kit, max_head_sizes=MAX_HEAD_SIZES), check)
     run_each(select_setups(kit, max_page_sizes=1), lambda setup: _check_long_prefix(kit, setup))
-    return f"{seen}; a chunk of {CHUNK} tokens after {LONG_ROW}"
+    return f"{summary}; a chunk of {CHUNK} tokens after {LONG_ROW}"
 
 
 def _check_long_prefix(kit: Kit, setup: AttentionSetup) -> None:
@@ -362,10 +365,10 @@ def window(kit: Kit) -> str:
         for tokens in (5, 40) if in_chunks else ():
             _check_long_prompt(kit, setup, tokens, in_chunks)
 
-    seen = run_each(select_setups(kit, fields=WINDOWED), check)
+    summary = run_each(select_setups(kit, fields=WINDOWED), check)
     longest = select_setups(kit, fields=WINDOWED, max_page_sizes=1)
     run_each(longest, lambda setup: _check_long_prompt(kit, setup, LONG_WINDOW, in_chunks))
-    return f"{seen}; windows of up to {LONG_WINDOW} tokens"
+    return f"{summary}; windows of up to {LONG_WINDOW} tokens"
 
 
 def _check_long_prompt(kit: Kit, setup: AttentionSetup, tokens: int, in_chunks: bool) -> None:
@@ -442,7 +445,7 @@ def slopes(setup: AttentionSetup) -> tuple[float, ...]:
 
 def dtypes(kit: Kit) -> str:
     """Each declared dtype is supported by a backend, and correct in every backend that supports it."""
-    seen: list[str] = []
+    summaries: list[str] = []
     for dtype in declared_dtypes(kit):
         try:
             chosen = select_setups(kit, dtypes=(dtype,))
@@ -452,13 +455,13 @@ def dtypes(kit: Kit) -> str:
                 f"Remove {dtype} from the capabilities, or support it in a backend.",
             ) from reason
         run_each(chosen, lambda setup: check_typical(kit, setup, f"dtype {setup.dtype}"))
-        seen.append(f"{dtype} in {', '.join(dict.fromkeys(setup.name for setup in chosen))}")
-    return "; ".join(seen)
+        summaries.append(f"{dtype} in {', '.join(dict.fromkeys(setup.name for setup in chosen))}")
+    return "; ".join(summaries)
 
 
 def int8_kv(kit: Kit) -> str:
     """An int8 KV pool, with and without shared KV heads, in every declared dtype that supports it."""
-    seen: list[str] = []
+    summaries: list[str] = []
     for kv_heads in (4, 2):
         refusals: list[str] = []
         for dtype in declared_dtypes(kit):
@@ -471,13 +474,13 @@ def int8_kv(kit: Kit) -> str:
                 continue
             for setup in chosen:
                 _check_pool_size(kit, setup)
-            seen.append(run_each(chosen, lambda setup: check_typical(kit, setup, "keys and values of int8")))
+            summaries.append(run_each(chosen, lambda setup: check_typical(kit, setup, "keys and values of int8")))
         if len(refusals) == len(declared_dtypes(kit)):
             raise Fault(
                 f"it declares the capability int8_kv, but {'; '.join(refusals)}",
                 "Remove int8_kv from the capabilities, or support it in a backend.",
             )
-    return "; ".join(seen)
+    return "; ".join(summaries)
 
 
 def _check_pool_size(kit: Kit, setup: AttentionSetup) -> None:
@@ -495,16 +498,16 @@ def _check_pool_size(kit: Kit, setup: AttentionSetup) -> None:
 
 def head_dims(kit: Kit) -> str:
     """Attention is correct for every head size that a backend accepts."""
-    seen: dict[str, list[str]] = {}
+    dims_by_setup: dict[str, list[str]] = {}
     sizes = (*HEAD_DIMS, *FURTHER_HEAD_DIMS)
     for spec, head_dim, dtype in itertools.product(backend_specs(kit, "attention"), sizes, declared_dtypes(kit)):
         setups, _ = find_setups(kit, spec, Shape(4, 2, head_dim), dtype, max_page_sizes=1)
         for setup in setups:
             check_typical(kit, setup, f"heads of {head_dim}")
-            seen.setdefault(setup.name, []).append(f"{head_dim} {dtype}")
-    if not seen:
+            dims_by_setup.setdefault(setup.name, []).append(f"{head_dim} {dtype}")
+    if not dims_by_setup:
         raise NotApplicable(f"no backend supports heads of {', '.join(map(str, sizes))}")
-    return "; ".join(f"{name}: {', '.join(names)}" for name, names in seen.items())
+    return "; ".join(f"{name}: {', '.join(names)}" for name, names in dims_by_setup.items())
 
 
 def undeclared(kit: Kit) -> str:

@@ -37,10 +37,10 @@ def writes(kit: Kit) -> str:
             kit.wrong_writers.add(setup.name)
             faults.append(fault)
 
-    seen = run_each(plain, check)
+    summary = run_each(plain, check)
     if faults:
         raise Fault(f"writing keys and values is at fault: {faults[0]}")
-    return "; ".join(filter(None, (seen, unknown)))
+    return "; ".join(filter(None, (summary, unknown)))
 
 
 class _Writer:
@@ -93,6 +93,6 @@ class _Writer:
     def _wrong_slots(self, actual: Tensor, want: Tensor) -> list[int]:
         absolute, relative = TOLERANCES[self._setup.dtype]
         error = (actual.double() - want.double()).abs()
-        right = (error <= absolute + relative * want.double().abs()).flatten(1).all(1)
-        right[: self._bench.page_size] = True  # page 0
-        return torch.nonzero(~right).flatten().tolist()
+        is_close = (error <= absolute + relative * want.double().abs()).flatten(1).all(1)
+        is_close[: self._bench.page_size] = True  # page 0
+        return torch.nonzero(~is_close).flatten().tolist()

@@ -73,16 +73,16 @@ def _why_unfit(kit: Kit, spec: BackendSpec) -> str:
 
 def layers(kit: Kit) -> str:
     """The traits of each attention backend's spec are those of the layers that the live backend supports."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for (heads, kv_heads), head_dim in itertools.product(HEADS, HEAD_DIMS):
         for dtype in declared_dtypes(kit)[:1]:
             for spec in backend_specs(kit, "attention"):
                 setups, _ = find_setups(kit, spec, Shape(heads, kv_heads, head_dim), dtype, max_page_sizes=1)
                 for setup in setups:
-                    seen[setup.name] = seen.get(setup.name, 0) + _check(kit, setup)
-    if not seen:
+                    counts[setup.name] = counts.get(setup.name, 0) + _check(kit, setup)
+    if not counts:
         raise NotApplicable("no attention backend supports any of the small models")
-    return "; ".join(f"{name}: {count} kinds of layers" for name, count in seen.items())
+    return "; ".join(f"{name}: {count} kinds of layers" for name, count in counts.items())
 
 
 def _check(kit: Kit, setup: AttentionSetup) -> int:

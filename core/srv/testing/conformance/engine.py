@@ -195,9 +195,9 @@ def prefix_cache(kit: Kit) -> str:
     """A repeated prompt or prefix is not computed again, and output is the same."""
     with engine_under_test(kit) as tested:
         size = tested.page_span
-        seen = prompt(3 * size + 2, 0)
-        tested.check([seen], tested.generate([seen]), "the first output of a prompt")
-        branches = [seen, [*seen[: 2 * size], *prompt(4, 9)], [*seen, 50, 51]]
+        base = prompt(3 * size + 2, 0)
+        tested.check([base], tested.generate([base]), "the first output of a prompt")
+        branches = [base, [*base[: 2 * size], *prompt(4, 9)], [*base, 50, 51]]
         results = tested.generate(branches)
         tested.check(branches, results, "output over cached pages")
         for prompt_tokens, result in zip(branches, results, strict=True):

@@ -27,7 +27,7 @@ from srv.testing.conformance.setups import backend_specs, declared_dtypes, dtype
 
 def loaded(kit: Kit) -> str:
     """Layers of experts with each backend, in each declared dtype, and with each op that the backend has."""
-    seen: list[str] = []
+    summaries: list[str] = []
     for spec in backend_specs(kit, MOE_FAMILY):
         added = implementations(spec.ops, kit.device_facts)
         ops = Ops(kit.name, (*added, *kit.platform.ops), experts=spec.name)
@@ -44,10 +44,10 @@ def loaded(kit: Kit) -> str:
                     raise Fault(f"{spec.name}, {name}: after post_load, {problems[0]}")
                 if not sizes:
                     raise Fault(f"{spec.name}, {name}: it refuses all sizes of the cases of {op}")
-                seen.append(f"{op} of {spec.name} in {name}")
-    if not seen:
+                summaries.append(f"{op} of {spec.name} in {name}")
+    if not summaries:
         raise NotApplicable("the plugin has no backend of experts")
-    return ", ".join(seen)
+    return ", ".join(summaries)
 
 
 def _layer(kit: Kit, context: BuildContext, op: str, sizes_seen: list[ExpertSizes]) -> Callable[..., Tensor]:

@@ -30,7 +30,7 @@ LIMITS = (KVScales(3.5, 7.0), KVScales(1.75, 0.875))  # what a layer's keys and 
 
 def fp8_kv(kit: Kit) -> str:
     """Pools of both formats, with and without shared KV heads, in every declared dtype that supports it."""
-    seen: list[str] = []
+    summaries: list[str] = []
     for name in FLOAT8:
         refusals: list[str] = []
         for kv_heads in (4, 2):
@@ -42,13 +42,13 @@ def fp8_kv(kit: Kit) -> str:
                 except NotApplicable as reason:
                     refusals.append(str(reason))
                     continue
-                seen.append(run_each(chosen, lambda setup: _check(kit, setup)))
+                summaries.append(run_each(chosen, lambda setup: _check(kit, setup)))
         if len(refusals) == 2 * len(declared_dtypes(kit)):
             raise Fault(
                 f"it declares the capability fp8_kv, but {'; '.join(dict.fromkeys(refusals))}",
                 "Remove fp8_kv from the capabilities, or support both formats in a backend.",
             )
-    return "; ".join(seen)
+    return "; ".join(summaries)
 
 
 def _check(kit: Kit, setup: AttentionSetup) -> None:

@@ -74,9 +74,9 @@ def replay(kit: Kit) -> str:
 
 def lengths(kit: Kit) -> str:
     """A replay uses the lengths of its own step: they grow, fill the page table, and belong to other rows."""
-    seen = _run_each(kit, _check_other_lengths, max_page_sizes=largest(kit).captured_page_sizes)
+    summary = _run_each(kit, _check_other_lengths, max_page_sizes=largest(kit).captured_page_sizes)
     _run_each(kit, _check_full_tables, max_head_sizes=1)
-    return f"{seen}; page tables are filled, by {largest(kit).tokens} tokens or more"
+    return f"{summary}; page tables are filled, by {largest(kit).tokens} tokens or more"
 
 
 def padding(kit: Kit) -> str:
@@ -91,9 +91,9 @@ def back_to_back(kit: Kit) -> str:
 
 def row_counts(kit: Kit) -> str:
     """Captured steps with different row counts, replayed alternately, and one with many rows."""
-    seen = _run_each(kit, _check_row_counts)
+    summary = _run_each(kit, _check_row_counts)
     _run_each(kit, _check_many_rows, max_head_sizes=1)
-    return f"{seen}; {largest(kit).rows} rows"
+    return f"{summary}; {largest(kit).rows} rows"
 
 
 def gqa(kit: Kit) -> str:
@@ -103,19 +103,19 @@ def gqa(kit: Kit) -> str:
         return _decoding(select_setups(kit, heads, kv_heads, max_page_sizes=1, captured=True))
 
     heads_of = SHARED_HEADS if is_native(kit) else SHARED_HEADS[1::4]  # 3, 7 and 16 share one
-    seen = run_shared_heads(heads_of, choose, lambda setup: _check_shared_heads(kit, setup, "with shared KV heads"))
+    summary = run_shared_heads(heads_of, choose, lambda setup: _check_shared_heads(kit, setup, "with shared KV heads"))
     many = run_shared_heads(
         MANY_SHARED_HEADS, choose, lambda setup: _check_many_rows(kit, setup, largest(kit).tokens // 2)
     )
-    return f"{seen}; {largest(kit).rows} rows, one of them long: {many}"
+    return f"{summary}; {largest(kit).rows} rows, one of them long: {many}"
 
 
 def groups(kit: Kit) -> str:
     """Two cache groups in one captured step, one of them with a sliding window, whose layers follow one another."""
     chosen = _decoding(select_setups(kit, max_page_sizes=1, fields=WINDOWED, captured=True))
     for tokens in (5, LONG_WINDOW):
-        seen = run_each(chosen, functools.partial(_check_groups, kit, window=tokens))
-    return f"{seen}, windows of 5 and {LONG_WINDOW} tokens"
+        summary = run_each(chosen, functools.partial(_check_groups, kit, window=tokens))
+    return f"{summary}, windows of 5 and {LONG_WINDOW} tokens"
 
 
 def kv_dtypes(kit: Kit) -> str:
@@ -123,7 +123,7 @@ def kv_dtypes(kit: Kit) -> str:
     names = [name for capability, dtypes in _KV_DTYPES.items() if capability in kit.capabilities for name in dtypes]
     if not names:
         raise NotApplicable("the plugin declares neither int8_kv nor fp8_kv")
-    seen: list[str] = []
+    summaries: list[str] = []
     refusals: list[str] = []
     for name in names:
         try:
@@ -131,16 +131,16 @@ def kv_dtypes(kit: Kit) -> str:
         except NotApplicable as reason:
             refusals.append(f"{name}: {reason}")
             continue
-        seen.append(f"{name}: {run_each(chosen, lambda setup: _check_kv_dtype(kit, setup))}")
-    if not seen:
+        summaries.append(f"{name}: {run_each(chosen, lambda setup: _check_kv_dtype(kit, setup))}")
+    if not summaries:
         raise NotApplicable("; ".join(refusals))
-    return "; ".join((*seen, *refusals))
+    return "; ".join((*summaries, *refusals))
 
 
 def traits(kit: Kit) -> str:
     """Other scales, and the traits that are declared of sinks, capped scores, position biases and chunks."""
     declared = {trait for spec in backend_specs(kit, "attention") for trait in spec.traits}
-    seen: list[str] = []
+    summaries: list[str] = []
     refusals: list[str] = []
     for trait, (fields, layer) in _TRAITS.items():
         if trait not in declared and trait != _SCALE:
@@ -150,10 +150,10 @@ def traits(kit: Kit) -> str:
         except NotApplicable as reason:
             refusals.append(f"{trait}: {reason}")
             continue
-        seen.append(f"{trait}: {run_each(chosen, functools.partial(_check_trait, kit, trait, layer))}")
-    if not seen:
+        summaries.append(f"{trait}: {run_each(chosen, functools.partial(_check_trait, kit, trait, layer))}")
+    if not summaries:
         raise NotApplicable("; ".join(refusals))
-    return "; ".join((*seen, *refusals))
+    return "; ".join((*summaries, *refusals))
 
 
 _SCALE = "scale"

@@ -34,17 +34,17 @@ PRODUCTS = "batch_invariant"  # the capability
 
 def op_rows(kit: Kit) -> str:
     """Ops that declare it, in every dtype, and products with weights if the capability is declared."""
-    seen = list(_seen_ops(kit))
+    summaries = list(_seen_ops(kit))
     if PRODUCTS in kit.capabilities:
         rows, inputs, outputs = _PRODUCT
         generator = torch.Generator().manual_seed(0)
         for name in declared_dtypes(kit):
             x, weight = (torch.randn(size, inputs, generator=generator).to(dtype_of(name)) for size in (rows, outputs))
             _compare(kit, f"a weight product in {name}", _linear(kit, weight), (x,), (0,))
-            seen.append(f"weight products in {name}")
-    if not seen:
+            summaries.append(f"weight products in {name}")
+    if not summaries:
         raise NotApplicable("the plugin declares neither an op batch invariant, nor the capability")
-    return ", ".join(seen)
+    return ", ".join(summaries)
 
 
 def _linear(kit: Kit, weight: Tensor) -> Callable[[Tensor], Tensor]:

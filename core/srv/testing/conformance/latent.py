@@ -55,7 +55,7 @@ def latent(kit: Kit) -> str:
     specs = [spec for spec in backend_specs(kit, "attention") if spec.latent]
     if not specs:
         raise NotApplicable("no attention backend computes latent attention")
-    seen: list[str] = []
+    summaries: list[str] = []
     refused: list[str] = []
     for spec in specs:
         for dtype in declared_dtypes(kit):
@@ -63,10 +63,12 @@ def latent(kit: Kit) -> str:
             for layer, layout in fitting:
                 _Run(kit, spec, layer, layout, dtype).check()
             if fitting:
-                seen.append(f"{spec.name}, {dtype}, pages of {' and '.join(str(fit.page_size) for _, fit in fitting)}")
-    if not seen:
+                summaries.append(
+                    f"{spec.name}, {dtype}, pages of {' and '.join(str(fit.page_size) for _, fit in fitting)}"
+                )
+    if not summaries:
         raise NotApplicable(f"no attention backend fits such a model here: {'; '.join(dict.fromkeys(refused))}")
-    return "; ".join(seen)
+    return "; ".join(summaries)
 
 
 def captured(kit: Kit) -> str:
@@ -75,7 +77,7 @@ def captured(kit: Kit) -> str:
     specs = [spec for spec in backend_specs(kit, "attention") if spec.latent and spec.graphs]
     if graphs is None or not specs:
         raise NotApplicable("no attention backend computes latent attention in captured steps")
-    seen: list[str] = []
+    summaries: list[str] = []
     refused: list[str] = []
     for spec in specs:
         for dtype in declared_dtypes(kit):
@@ -83,11 +85,13 @@ def captured(kit: Kit) -> str:
             for layer, layout in fitting:
                 _Run(kit, spec, layer, layout, dtype).check_captured(graphs)
             if fitting:
-                seen.append(f"{spec.name}, {dtype}, pages of {' and '.join(str(fit.page_size) for _, fit in fitting)}")
+                summaries.append(
+                    f"{spec.name}, {dtype}, pages of {' and '.join(str(fit.page_size) for _, fit in fitting)}"
+                )
                 break
-    if not seen:
+    if not summaries:
         raise NotApplicable(f"no attention backend fits such a model here: {'; '.join(dict.fromkeys(refused))}")
-    return "; ".join(seen)
+    return "; ".join(summaries)
 
 
 def _fitting(kit: Kit, spec: BackendSpec, dtype: str, refused: list[str]) -> Iterator[tuple[AttentionLayer, KVLayout]]:
@@ -295,14 +299,14 @@ def _chosen(index: IndexDims, queries: Tensor, weights: Tensor, keys: Tensor) ->
     Without an indexer, to all before it.
     """
     count, total = len(queries), len(keys)
-    seen = torch.arange(total) <= torch.arange(total - count, total)[:, None]
+    visible = torch.arange(total) <= torch.arange(total - count, total)[:, None]
     if not index.heads:
-        return seen
+        return visible
     products = torch.einsum("qhd,kd->qhk", queries.view(count, index.heads, -1).double(), keys.double())
     scores = torch.einsum("qhk,qh->qk", (products * index.dim**-0.5).relu(), weights.double() * index.heads**-0.5)
-    scores = scores.masked_fill(~seen, float("-inf"))
+    scores = scores.masked_fill(~visible, float("-inf"))
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, : index.top_k]
-    return seen & torch.zeros_like(seen).scatter(1, best, True)
+    return visible & torch.zeros_like(visible).scatter(1, best, True)
 
 
 def _dense(

@@ -39,11 +39,11 @@ def device(kit: Kit) -> str:
     where: object = kit.platform.device(0)
     if not isinstance(where, torch.device):
         raise Fault(f"device(0) returned a {type(where).__name__}, not a torch.device")
-    left = torch.arange(_SIZE, dtype=torch.float32).view(8, 8).to(where)
-    product = left @ left
+    matrix = torch.arange(_SIZE, dtype=torch.float32).view(8, 8).to(where)
+    product = matrix @ matrix
     if not same_device(product.device, where):
         raise Fault(f"the product of two tensors on {where} is on {product.device}")
-    if not torch.equal(product.to("cpu"), left.to("cpu") @ left.to("cpu")):
+    if not torch.equal(product.to("cpu"), matrix.to("cpu") @ matrix.to("cpu")):
         raise Fault(f"an 8 x 8 product of integers on {where} differs from the host's")
     host = torch.device("cpu")
     if "host_memory" in kit.capabilities and where.type != host.type:

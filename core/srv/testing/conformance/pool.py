@@ -29,11 +29,11 @@ _ALLOCATOR_BYTES = 64 << 20  # that an allocator may take in advance
 
 def shapes(kit: Kit) -> str:
     """Each layer has a key and a value tensor with pages + 1 pages, of the layout's dtype and shape."""
-    seen = 0
+    count = 0
     for setup in _all_setups(kit):
         check_tensors(setup.layout, allocate_pool(kit, setup.layout, PAGES), PAGES, str(setup))
-        seen += 1
-    return f"{seen} layouts"
+        count += 1
+    return f"{count} layouts"
 
 
 def check_tensors(layout: KVLayout, kv: KVBuffers, count: int, where: str) -> None:
@@ -152,13 +152,13 @@ def accounting(kit: Kit) -> str:
     kv = allocate_pool(kit, setup.layout, pages)
     _write_all(kv)
     kit.synchronize()
-    left = kit.platform.memory(kit.device).free
+    free_after = kit.platform.memory(kit.device).free
     size = pages * per_page
-    if free - left < size * 3 // 4:
-        raise Fault(f"a pool of {size} bytes was allocated, and memory() says {left} bytes are free after {free}")
-    if free - left > size + size // 4 + _ALLOCATOR_BYTES:
-        raise Fault(f"a pool of {size} bytes was allocated, and memory() says {free - left} fewer are free")
-    return f"a pool of {size} bytes took {free - left}"
+    if free - free_after < size * 3 // 4:
+        raise Fault(f"a pool of {size} bytes was allocated, and memory() says {free_after} bytes are free after {free}")
+    if free - free_after > size + size // 4 + _ALLOCATOR_BYTES:
+        raise Fault(f"a pool of {size} bytes was allocated, and memory() says {free - free_after} fewer are free")
+    return f"a pool of {size} bytes took {free - free_after}"
 
 
 def allocatable(kit: Kit) -> str:

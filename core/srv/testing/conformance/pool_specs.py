@@ -40,7 +40,7 @@ def cache_specs(kit: Kit) -> str:
     A spec other than full attention may be refused by the platform.
     """
     rng = random.Random(0)
-    seen: dict[str, int] = {}
+    by_kind: dict[str, int] = {}
     refused: dict[str, str] = {}
     for setup in select_setups(kit, max_page_sizes=1):
         for layout in layouts(kit, setup, rng):
@@ -52,8 +52,8 @@ def cache_specs(kit: Kit) -> str:
                     raise Fault(f"pools for full attention are refused: {error.reason}") from error
                 refused[kind] = error.reason
                 continue
-            seen[kind] = seen.get(kind, 0) + 1
-    counts = ", ".join(f"{count} of {kind}" for kind, count in seen.items())
+            by_kind[kind] = by_kind.get(kind, 0) + 1
+    counts = ", ".join(f"{count} of {kind}" for kind, count in by_kind.items())
     return "; ".join((f"layouts: {counts}", *(f"{kind} is refused: {reason}" for kind, reason in refused.items())))
 
 

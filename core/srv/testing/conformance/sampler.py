@@ -230,8 +230,8 @@ def exact(kit: Kit) -> str:
         SampledRow(logits(SMALL, 17, spread=0.15), temperature=0.05),  # not greedy
         SampledRow(logits(MEDIUM, 15)),
     ]
-    seen = _check_exact(kit, rows, SampledRow(_large_logits(16)))
-    return f"{seen}; {_check_candidates(kit)}" if is_native(kit) else seen
+    summary = _check_exact(kit, rows, SampledRow(_large_logits(16)))
+    return f"{summary}; {_check_candidates(kit)}" if is_native(kit) else summary
 
 
 def _check_candidates(kit: Kit) -> str:
@@ -258,7 +258,7 @@ def top_k(kit: Kit) -> str:
     """The same with the k most likely tokens; of those that equal the last one, any that fit may be kept, or all."""
     rows = [SampledRow(logits(SMALL, 20 + k), top_k=k) for k in (1, 2, 7, SMALL)]
     rows += [SampledRow(logits(MEDIUM, 24), top_k=300), SampledRow(logits(4 * MEDIUM, 27), top_k=2500)]
-    seen = _check_exact(kit, rows, SampledRow(_large_logits(25), top_k=3))
+    summary = _check_exact(kit, rows, SampledRow(_large_logits(25), top_k=3))
     tied = logits(SMALL, 26)
     tied[[4, 11, 30, 49]] = np.sort(tied)[-4]
     row = SampledRow(tied, top_k=5)
@@ -267,7 +267,7 @@ def top_k(kit: Kit) -> str:
         fault = _noise_error(tokens, _with_drawn_ties(row, tokens))
         if fault:
             raise Fault(f"{name}, {_describe(row)}, four tokens equal at its end: {fault}")
-    return f"{seen}; one with equal logits"
+    return f"{summary}; one with equal logits"
 
 
 def _with_drawn_ties(row: SampledRow, tokens: npt.NDArray[np.int64]) -> Floats:
@@ -407,13 +407,13 @@ def _away_from_boundaries(row: SampledRow) -> SampledRow:
 def _p_value(counts: npt.NDArray[np.int64], expected: Floats) -> float:
     """The p-value of the counts; rare tokens are counted together."""
     rare = expected < MIN_EXPECTED
-    seen = np.append(counts[~rare], counts[rare].sum()).astype(np.float64)
+    observed = np.append(counts[~rare], counts[rare].sum()).astype(np.float64)
     expected = np.append(expected[~rare], expected[rare].sum())
     if expected[-1] == 0.0:
-        if seen[-1]:
+        if observed[-1]:
             return 0.0
-        seen, expected = seen[:-1], expected[:-1]
-    return _chi_squared_tail(float(((seen - expected) ** 2 / expected).sum()), len(seen) - 1)
+        observed, expected = observed[:-1], expected[:-1]
+    return _chi_squared_tail(float(((observed - expected) ** 2 / expected).sum()), len(observed) - 1)
 
 
 def _chi_squared_tail(value: float, degrees_of_freedom: int) -> float:

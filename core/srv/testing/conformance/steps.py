@@ -39,8 +39,8 @@ def kept(kit: Kit) -> str:
         counts.append(_check_kept(kit, setup, _step(kit, Bench(kit, setup)), STEPS))
         _check_kept(kit, setup, _growing_step(kit, Bench(kit, setup)), GROWING, " with longer rows each time")
 
-    seen = run_each(select_setups(kit, max_page_sizes=1), check)
-    return f"{min(counts)} steps or more: {seen}"
+    summary = run_each(select_setups(kit, max_page_sizes=1), check)
+    return f"{min(counts)} steps or more: {summary}"
 
 
 def replays(kit: Kit) -> str:
@@ -144,7 +144,7 @@ def _grown(kit: Kit, step: Callable[[], None], number: int) -> tuple[str, int]:
         step()
         count += 1
     lost, more = before - free_bytes(kit), _objects() - objects
-    kinds = [kind for kind, left in more.most_common() if left >= count // 2]
+    kinds = [kind for kind, instances in more.most_common() if instances >= count // 2]
     if kinds:  # the plugin's own types say more than those of Python
         kind = next((candidate for candidate in kinds if not candidate.startswith("builtins.")), kinds[0])
         return f"left {more[kind]} objects behind, of the type {kind}", count
