@@ -31,7 +31,7 @@ print(
             "fingerprint": answer.response_metadata["system_fingerprint"],
             "streamed": "".join(part.content for part in parts),
             "streamed_tokens": [part.usage_metadata["output_tokens"] for part in parts if part.usage_metadata],
-            "scored": [len(each.response_metadata["logprobs"]["content"]) for each in scored],
+            "scored": [len(message.response_metadata["logprobs"]["content"]) for message in scored],
         }
     )
 )

@@ -213,8 +213,8 @@ def test_only_warnings_are_logged_unless_a_level_is_set(llm: LLM, model: Path, m
             "SRV_LOG_LEVEL", level
         )
         command = [sys.executable, "-P", "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        logged[level] = [line for line in done.stderr.splitlines() if " INFO " in line]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        logged[level] = [line for line in process.stderr.splitlines() if " INFO " in line]
     assert logged["info"]
     assert logged[None] == []
 
@@ -232,7 +232,7 @@ def test_refused_inputs_name_what_is_wrong_and_the_engine_lives_on(llm: LLM) -> 
 
 
 def test_refused_arguments_start_no_engine(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EngineProcess, "start", lambda *given: pytest.fail("an engine was started"))
+    monkeypatch.setattr(EngineProcess, "start", lambda *args: pytest.fail("an engine was started"))
     faults = []
     for arguments, parts in (
         ({"port": 3, "api_key": "secret"}, ("port = 3 (set by LLM(port=...))", "Leave it out", "api_key = (hidden)")),
@@ -262,10 +262,10 @@ def test_stop_strings_end_outputs_within_drafts_at_the_same_token(llm: LLM, mode
     fields = {**GREEDY, "max_tokens": 20, "overrides": [{"stop": stop} for _, stop in cases]}
     expected = llm.generate(prompts, **fields)
     with LLM(model, speculative_algorithm="NGRAM", **ARGUMENTS) as drafted:
-        found = drafted.generate(prompts, **fields)
+        outputs = drafted.generate(prompts, **fields)
         stats = drafted._run(drafted._client.stats())
-    assert [output.outputs for output in found] == [output.outputs for output in expected]
-    assert {output.outputs[0].finish_reason for output in found} == {FinishReason.STOP}
+    assert [output.outputs for output in outputs] == [output.outputs for output in expected]
+    assert {output.outputs[0].finish_reason for output in outputs} == {FinishReason.STOP}
     assert stats.drafts_accepted > 0
 
 
@@ -315,9 +315,9 @@ def test_an_interrupt_while_work_is_handed_over_aborts_it(llm: LLM, monkeypatch:
     """The engine may be at work before the caller waits for it."""
     lifecycle, hand_over = llm._service.lifecycle, llm._loop.call_soon_threadsafe
 
-    def interrupted(callback: Callable[..., object], *given: object) -> None:
+    def interrupted(callback: Callable[..., object], *args: object) -> None:
         monkeypatch.undo()
-        hand_over(callback, *given)
+        hand_over(callback, *args)
         assert waited_for(lambda: lifecycle.active > 0)
         raise KeyboardInterrupt
 
@@ -334,7 +334,7 @@ def test_a_start_that_fails_leaves_nothing_behind(model: Path, tmp_path: Path) -
     started: list[EngineProcess] = []
     with pytest.MonkeyPatch.context() as patch:
         start = EngineProcess.start
-        patch.setattr(EngineProcess, "start", lambda self, *given: (started.append(self), start(self, *given)))
+        patch.setattr(EngineProcess, "start", lambda self, *args: (started.append(self), start(self, *args)))
         with pytest.raises(ModelError, match=r"tokenizer\.json"):
             LLM(model, tokenizer_path=str(tmp_path), **ARGUMENTS)
     (engine,) = started
@@ -379,7 +379,7 @@ def test_close_aborts_what_runs_and_ends_the_process(model: Path) -> None:
 
 def test_importing_srv_is_cheap() -> None:
     code = "import srv, sys; print(srv.__version__, *{'torch', 'srv.offline', 'pydantic', 'zmq'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == [srv.__version__]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert process.stdout.split() == [srv.__version__]
     with pytest.raises(AttributeError, match="'srv' has no attribute 'LLMM'"):
         srv.LLMM  # noqa: B018 - the look-up raises

@@ -55,7 +55,7 @@ PAGED = st.one_of(
     ),
 )
 RECURRENTS = st.builds(
-    Recurrent, LAYERS, st.lists(STATE, min_size=1, max_size=4, unique_by=lambda each: each.name).map(tuple)
+    Recurrent, LAYERS, st.lists(STATE, min_size=1, max_size=4, unique_by=lambda state: state.name).map(tuple)
 )
 
 
@@ -142,11 +142,11 @@ def test_one_pool_merges_attention_layers_only() -> None:
 
 @every("spec", SPECS)
 def test_a_rank_stores_its_kv_heads_and_all_latents(spec: CacheSpec) -> None:
-    (own,) = rank_facts(model(cache_groups=(spec,)), 2).cache_groups
+    (rank_group,) = rank_facts(model(cache_groups=(spec,)), 2).cache_groups
     match spec:
         case FullAttention() | SlidingWindow():
-            assert own == msgspec.structs.replace(spec, kv_heads=spec.kv_heads // 2)
+            assert rank_group == msgspec.structs.replace(spec, kv_heads=spec.kv_heads // 2)
         case Latent() | Recurrent():
-            assert own == spec
+            assert rank_group == spec
     refused = divisions(model(cache_groups=(spec,)), in_blocks=False) == "recurrent states cannot be sharded yet"
     assert refused is isinstance(spec, Recurrent)

@@ -14,9 +14,9 @@ HEAD = re.compile(r"# (\d{4}): (.+)\n\nStatus: (.+?)\n\n", re.DOTALL)
 
 def row(file: Path) -> str:
     """What the index must say of a decision."""
-    found = HEAD.match(file.read_text(encoding="utf-8"))
-    assert found, f"{file.name} does not begin with '# NNNN: title' and 'Status: ...'"
-    number, title, status = (" ".join(part.split()) for part in found.groups())
+    match = HEAD.match(file.read_text(encoding="utf-8"))
+    assert match, f"{file.name} does not begin with '# NNNN: title' and 'Status: ...'"
+    number, title, status = (" ".join(part.split()) for part in match.groups())
     return f"| [{number}]({file.name}) | {title} | {status} |"
 
 
@@ -27,7 +27,7 @@ def differences(folder: Path) -> dict[str, list[str]]:
     return {
         "missing": sorted(expected - set(rows)),
         "stale": sorted(set(rows) - expected),
-        "twice": sorted({each for each in rows if rows.count(each) > 1}),
+        "twice": sorted({entry for entry in rows if rows.count(entry) > 1}),
     }
 
 

@@ -34,7 +34,7 @@ RECORD = re.compile(r"[\w./-]+\.jsonl?\b")
 
 def sections(text: str) -> Iterator[str]:
     """Each heading with the text below it, without code blocks."""
-    return (each for each in re.split(r"^(?=#{1,6} )", CODE.sub("", text), flags=re.MULTILINE) if each.strip())
+    return (section for section in re.split(r"^(?=#{1,6} )", CODE.sub("", text), flags=re.MULTILINE) if section.strip())
 
 
 def has_figures(section: str) -> bool:

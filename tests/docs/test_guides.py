@@ -33,9 +33,11 @@ PAGES = sorted(GUIDES.glob("*.md"))
 COMMANDS = [command for page in PAGES for command in commands(page)]
 LONG = re.compile(r"--fit|doctor|--kernels")  # commands that take seconds
 OURS = [
-    pytest.param(each, id=f"{each.page}: {each.text}", marks=[pytest.mark.slow] if LONG.search(each.text) else [])
-    for each in COMMANDS
-    if each.program == "srv"
+    pytest.param(
+        command, id=f"{command.page}: {command.text}", marks=[pytest.mark.slow] if LONG.search(command.text) else []
+    )
+    for command in COMMANDS
+    if command.program == "srv"
 ]
 EXAMPLES = read_examples(GUIDES / "examples.toml")
 # Files of the built-in page; what ends what another call has begun, or says that it has ended; what needs a mixture of
@@ -69,7 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model.gguf").symlink_to(locate(None, None))
     (tmp_path / "key.txt").write_text("key-of-the-guide\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    for name in [each for each in os.environ if each.startswith("SRV_")]:
+    for name in [variable for variable in os.environ if variable.startswith("SRV_")]:
         monkeypatch.delenv(name)
     return tmp_path
 
@@ -88,7 +90,7 @@ def test_commands_of_srv_succeed(command: Command, folder: Path, capsys: pytest.
 
 
 def test_other_programs_are_known() -> None:
-    assert {each.program for each in COMMANDS} - {"srv", "curl"} <= NOT_RUN.keys()
+    assert {command.program for command in COMMANDS} - {"srv", "curl"} <= NOT_RUN.keys()
 
 
 def test_the_unit_and_the_container_launch_what_a_plan_accepts(
@@ -133,7 +135,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def with_earlier(command: str) -> str:
     """The command, with the example whose id it needs before it."""
-    return EARLIER_ID.sub(lambda found: f"id=$({with_earlier(EXAMPLES[found[1]])} | {PRINT_ID})", command)
+    return EARLIER_ID.sub(lambda match: f"id=$({with_earlier(EXAMPLES[match[1]])} | {PRINT_ID})", command)
 
 
 def test_an_earlier_example_gives_the_id() -> None:
@@ -142,7 +144,7 @@ def test_an_earlier_example_gives_the_id() -> None:
     assert [command.count(f"{ADDRESS}{path}") for path in ("/v1/files", "/v1/batches", "/v1/batches/$id")] == [1, 2, 1]
 
 
-REQUESTS = {f"{each.page}: {each.text}": each.text for each in COMMANDS if each.program == "curl"}
+REQUESTS = {f"{command.page}: {command.text}": command.text for command in COMMANDS if command.program == "curl"}
 
 
 @pytest.mark.slow
@@ -151,12 +153,12 @@ REQUESTS = {f"{each.page}: {each.text}": each.text for each in COMMANDS if each.
 def test_requests_succeed(name: str, server: Server) -> None:
     text = REQUESTS.get(name) or EXAMPLES[name]
     command = "set -e -o pipefail\n" + with_earlier(text).replace(ADDRESS, server.base)
-    done = subprocess.run([str(SHELL), "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    process = subprocess.run([str(SHELL), "-c", command], capture_output=True, text=True, timeout=120, check=False)
     if name in NEED_A_CLASSIFIER:
-        assert "not_a_classifier" in done.stdout, done.stdout + done.stderr
+        assert "not_a_classifier" in process.stdout, process.stdout + process.stderr
         return
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert process.stdout
 
 
 @pytest.mark.slow
@@ -164,12 +166,12 @@ def test_requests_succeed(name: str, server: Server) -> None:
 def test_python_snippets_print_text(page: Path, server: Server) -> None:
     pytest.importorskip("openai", reason="the client is not installed; `make env` installs it")
     for snippet in blocks(page, "python"):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", snippet.replace(ADDRESS, server.base)],
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip()
+        assert process.returncode == 0, process.stderr
+        assert process.stdout.strip()

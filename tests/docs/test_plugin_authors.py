@@ -46,14 +46,17 @@ def module() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def manifest(module: dict[str, Any]) -> Manifest:
     """The toy device's plugin with every declaration of the guide."""
-    own = TOY.facts.backends
+    backends = TOY.facts.backends
     facts = dataclasses.replace(
         TOY.facts,
         defaults=(*TOY.facts.defaults, *module["DEFAULTS"]),
         constraints=module["CONSTRAINTS"],
         support=module["SUPPORT"],
         contributions=(*TOY.facts.contributions, *module["CONTRIBUTIONS"]),
-        backends={"attention": (*own["attention"], module["DECODE"]), "sampling": (*own["sampling"], module["HOST"])},
+        backends={
+            "attention": (*backends["attention"], module["DECODE"]),
+            "sampling": (*backends["sampling"], module["HOST"]),
+        },
     )
     return check_manifest(dataclasses.replace(TOY, facts=facts), "srv-toy-device", "0.1.0", "toy")
 
@@ -65,13 +68,13 @@ def resolved(manifest: Manifest, head_dim: int = 64, **values: Any) -> Resolved:
 
 
 def test_the_declarations_do_what_the_guide_says(manifest: Manifest) -> None:
-    found = resolved(manifest)
-    assert found.backends["decode_attention_backend"].spec.name == "mychip_decode"
-    assert found.backends["prefill_attention_backend"].spec.name == "toy_paged"
-    assert found.config.memory.page_size == 64
-    assert found.config.graphs.graph_max_batch_size == 8
+    result = resolved(manifest)
+    assert result.backends["decode_attention_backend"].spec.name == "mychip_decode"
+    assert result.backends["prefill_attention_backend"].spec.name == "toy_paged"
+    assert result.config.memory.page_size == 64
+    assert result.config.graphs.graph_max_batch_size == 8
     assert resolved(manifest, disable_graphs=True).config.graphs.graph_max_batch_size is None
-    assert "split workspace" in {part.name for part in found.quantities["reserved_memory"].parts}
+    assert "split workspace" in {part.name for part in result.quantities["reserved_memory"].parts}
     for head_dim, values in ((80, {}), (64, {"page_size": 16})):
         assert resolved(manifest, head_dim, **values).backends["decode_attention_backend"].spec.name == "toy_paged"
 
@@ -104,7 +107,7 @@ def test_versions_and_counts_are_the_present_ones() -> None:
     versions = re.findall(
         r"contract (?:version )?(\d+\.\d+)|^(\d+\.\d+)   the present|api is (\d+\.\d+)", text, re.MULTILINE
     )
-    assert {one for found in versions for one in found if one} == {present}
+    assert {one for match in versions for one in match if one} == {present}
     assert f"api = {API_VERSION}" in text
     assert f"srv-mychip: {len(template(PLATFORM))} files." in text
 

@@ -22,13 +22,13 @@ Columns = tuple[list[str], ...]
 
 def strongest(folder: Path) -> dict[tuple[str, str], str]:
     """The strongest level of a passed test, by platform and variant."""
-    found: dict[tuple[str, str], str] = {}
+    by_place: dict[tuple[str, str], str] = {}
     for file in folder.glob("*.jsonl"):
         for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
             if line["outcome"] == "passed":
                 place = line["platform"], line["variant"]
-                found[place] = max(found.get(place, ""), line["level"])
-    return found
+                by_place[place] = max(by_place.get(place, ""), line["level"])
+    return by_place
 
 
 def by_evidence(levels: dict[tuple[str, str], str]) -> dict[str, Columns]:

@@ -16,10 +16,10 @@ FOLDERS = ("core", "platforms", "support_matrix")
 
 def test_every_code_has_an_entry() -> None:
     entries = {code for group in read_refusals(DOCS / "guides" / "refusals.toml") for code in group.codes}
-    found = codes_in([ROOT / folder for folder in FOLDERS])
-    missing = {code: sorted(os.path.relpath(file, ROOT) for file in found[code]) for code in found.keys() - entries}
+    by_code = codes_in([ROOT / folder for folder in FOLDERS])
+    missing = {code: sorted(os.path.relpath(file, ROOT) for file in by_code[code]) for code in by_code.keys() - entries}
     assert missing == {}, "write entries in docs/guides/refusals.toml"
-    assert len(found) > 150
+    assert len(by_code) > 150
 
 
 def test_entries_are_sentences_and_no_code_has_two() -> None:

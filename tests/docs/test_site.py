@@ -34,18 +34,18 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value for name, value in attrs if value}
-        self.anchors += [given["id"]] if "id" in given else []
-        self.links += [given["href"]] if tag == "a" and "href" in given else []
-        if LOADS.get(tag, "") in given and (tag != "link" or given["rel"] in ("stylesheet", "icon")):
-            self.loads.append(given[LOADS[tag]])
+        attributes = {name: value for name, value in attrs if value}
+        self.anchors += [attributes["id"]] if "id" in attributes else []
+        self.links += [attributes["href"]] if tag == "a" and "href" in attributes else []
+        if LOADS.get(tag, "") in attributes and (tag != "link" or attributes["rel"] in ("stylesheet", "icon")):
+            self.loads.append(attributes[LOADS[tag]])
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("docs") / "site"
-    done = build_docs(DOCS, out)
-    assert done.returncode == 0, done.stderr
+    process = build_docs(DOCS, out)
+    assert process.returncode == 0, process.stderr
     return out
 
 
@@ -106,18 +106,18 @@ def test_the_matrix_page_and_its_files_have_the_same_cells(site: Path, pages: di
     entries = [*data["arguments"], *data["features"]]
     groups = [cells for entry in entries for cells in (entry["cells"], *entry.get("values", {}).values())]
     with (site / "support" / "support.csv").open(encoding="utf-8", newline="") as file:
-        lines = {(each["feature"], f"{each['platform']}:{each['variant']}") for each in csv.DictReader(file)}
+        lines = {(row["feature"], f"{row['platform']}:{row['variant']}") for row in csv.DictReader(file)}
     assert sum(len(cell["on"]) for cells in groups for cell in cells) == len(lines)
 
 
 def test_a_broken_link_stops_the_build(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "index.md").write_text("# One\n\n[gone](elsewhere.md) [here](#one)\n", encoding="utf-8")
-    done = build_docs(tmp_path / "in", tmp_path / "site")
-    assert done.returncode != 0
-    assert "index.md:3" in done.stderr
-    assert "elsewhere.md" in done.stderr
-    assert "#one" not in done.stderr
+    process = build_docs(tmp_path / "in", tmp_path / "site")
+    assert process.returncode != 0
+    assert "index.md:3" in process.stderr
+    assert "elsewhere.md" in process.stderr
+    assert "#one" not in process.stderr
 
 
 def _words(path: Path) -> str:

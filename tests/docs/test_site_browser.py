@@ -61,8 +61,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         reason = f"there is no browser to test the site in; run {' and '.join(lacks)}"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
     out = tmp_path_factory.mktemp("docs") / "site"
-    done = build_docs(DOCS, out)
-    assert done.returncode == 0, done.stderr
+    process = build_docs(DOCS, out)
+    assert process.returncode == 0, process.stderr
     DATA.update(json.loads((out / "support" / "support.json").read_text(encoding="utf-8")))
     small = matrix(evidence=[evidence("schedule_policy=lpm")])
     page = write_site(small, out / "alone")
@@ -77,7 +77,9 @@ def of_report() -> Matrix:
     """The matrix of a plugin whose profiles name products, with evidence of a conformance report."""
     reported = matrix(evidence=[evidence("schedule_policy=lpm", commit="", test="srv conformance: engine.greedy")])
     (manifest,) = reported.manifests
-    named = {variant: replace(each, name=f"Imagined {variant}") for variant, each in manifest.facts.profiles.items()}
+    named = {
+        variant: replace(profile, name=f"Imagined {variant}") for variant, profile in manifest.facts.profiles.items()
+    }
     return replace(reported, manifests=(replace(manifest, facts=replace(manifest.facts, profiles=named)),))
 
 
@@ -108,7 +110,7 @@ def entries() -> list[dict[str, Any]]:
 
 def rows(**wanted: str) -> list[str]:
     """The titles of rows with a matching cell, by support.json."""
-    found = []
+    names = []
     for entry in entries():
         cells = [(place.split(":"), cell) for cell in entry["cells"] for place in cell["on"]]
         if entry.get("kind", "arg") == wanted.get("kind", entry.get("kind", "arg")) and any(
@@ -118,8 +120,8 @@ def rows(**wanted: str) -> list[str]:
             and cell.get("level", "none") == wanted.get("level", cell.get("level", "none"))
             for (platform, variant), cell in cells
         ):
-            found.append(entry["flags"][0] if "flags" in entry else entry["name"])
-    return found
+            names.append(entry["flags"][0] if "flags" in entry else entry["name"])
+    return names
 
 
 def shown(browser: Browser) -> list[str]:
@@ -176,7 +178,7 @@ def test_values_have_their_own_rows(browser: Browser) -> None:
     browser.open(fragment(text="--model-impl"))
     assert shown(browser) == ["--model-impl"]
     browser.click("#values")
-    values = next(each["values"] for each in DATA["arguments"] if each["name"] == "model_impl")
+    values = next(argument["values"] for argument in DATA["arguments"] if argument["name"] == "model_impl")
     assert shown(browser) == ["--model-impl", *(f"--model-impl = {value}" for value in values)]
 
 
@@ -224,7 +226,7 @@ def test_arrow_keys_move_through_the_table_and_scroll_to_the_cell(browser: Brows
     browser.open("matrix.html")
     browser.run("document.querySelector('#matrix tbody button').focus()")
     browser.press(browser.keys.END, *[browser.keys.ARROW_DOWN] * 30)
-    last = [f"{name}:{each}" for name, platform in DATA["platforms"].items() for each in platform["variants"]][-1]
+    last = [f"{name}:{variant}" for name, platform in DATA["platforms"].items() for variant in platform["variants"]][-1]
     assert browser.focused() == f"{DATA['arguments'][30]['name']}@{last}"
     assert browser.run(
         "const cell = document.activeElement.getBoundingClientRect();"
@@ -265,7 +267,7 @@ def test_when_evidence_was_recorded_is_listed(browser: Browser) -> None:
     browser.open("matrix.html")
     browser.click("#runs-box summary")
     lines = browser.texts("#runs li")
-    places = {each for entry in entries() for cell in entry["cells"] if cell.get("evidence") for each in cell["on"]}
+    places = {place for entry in entries() for cell in entry["cells"] if cell.get("evidence") for place in cell["on"]}
     assert places <= {line.partition(" · ")[0] for line in lines}
     assert all("commits and" in line and "changed lines ago" in line for line in lines)
 

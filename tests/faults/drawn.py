@@ -154,8 +154,8 @@ class Hunt:
 
 def hunt_all(faults: Sequence[Drawn], options: argparse.Namespace, record: Path) -> list[Outcome]:
     """Try each fault that is not recorded as caught, print its outcome and write it down."""
-    known = recorded(record)
-    outcomes = [known[each.identity] for each in faults if each.identity in known]
+    outcomes_before = recorded(record)
+    outcomes = [outcomes_before[fault.identity] for fault in faults if fault.identity in outcomes_before]
     graph = ImportGraph(ROOT)
     record.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="faults-", dir=ROOT / "build") as folder:
@@ -165,7 +165,7 @@ def hunt_all(faults: Sequence[Drawn], options: argparse.Namespace, record: Path)
             hunts.put(Hunt(copy))
 
         def try_one(drawn: Drawn) -> Outcome:
-            near = [each.file for each in graph.nearest([drawn.module])]
+            near = [test.file for test in graph.nearest([drawn.module])]
             hunt = hunts.get()
             try:
                 outcome = hunt.hunt(
@@ -179,7 +179,7 @@ def hunt_all(faults: Sequence[Drawn], options: argparse.Namespace, record: Path)
             return outcome
 
         with ThreadPoolExecutor(options.jobs) as pool:
-            outcomes += pool.map(try_one, [each for each in faults if each.identity not in known])
+            outcomes += pool.map(try_one, [fault for fault in faults if fault.identity not in outcomes_before])
     return outcomes
 
 
@@ -230,8 +230,8 @@ def main() -> int:
     print(f"seed {options.seed}", flush=True)
     faults = list(draw_modules(options.seed, options.count))
     if options.list:
-        for each in faults:
-            print(f"{each.module}:{each.mutation.line} {each.mutation.kind}")
+        for fault in faults:
+            print(f"{fault.module}:{fault.mutation.line} {fault.mutation.kind}")
         return 0
     record = ROOT / "build" / "faults-drawn" / f"{options.seed}.jsonl"
     outcomes = hunt_all(faults, options, record)

@@ -38,15 +38,15 @@ class Mutation:
 def mutations(source: str) -> list[Mutation]:
     """All faults of a module in the order of its lines."""
     text = _Text(source)
-    found = [text.replaced(kind, node, new) for kind, node, new in _changes(ast.parse(source).body)]
-    return sorted(found, key=lambda each: (each.line, each.kind))
+    texts = [text.replaced(kind, node, new) for kind, node, new in _changes(ast.parse(source).body)]
+    return sorted(texts, key=lambda mutation: (mutation.line, mutation.kind))
 
 
 def draw(source: str, random_: random.Random) -> Mutation | None:
     """One fault, its kind first: there are many more constants than conditions. None if there is nothing to change."""
     by_kind: dict[str, list[Mutation]] = {}
-    for each in mutations(source):
-        by_kind.setdefault(each.kind, []).append(each)
+    for mutation in mutations(source):
+        by_kind.setdefault(mutation.kind, []).append(mutation)
     return random_.choice(by_kind[random_.choice(sorted(by_kind))]) if by_kind else None
 
 

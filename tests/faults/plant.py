@@ -78,7 +78,9 @@ class Copy:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.library = root.with_suffix(".so")  # compiled for native faults, which leave that of the copy alone
-        packages = sorted(path.parent for each in SOURCE_ROOTS for path in root.glob(f"{each}/*/__init__.py"))
+        packages = sorted(
+            path.parent for source_root in SOURCE_ROOTS for path in root.glob(f"{source_root}/*/__init__.py")
+        )
         self._packages = {path.name: path for path in packages}
         paths = dict.fromkeys(str(path.parent) for path in packages)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "PYTEST_"))}
@@ -93,12 +95,14 @@ class Copy:
         """Raises RuntimeError unless every package is imported from this copy, and not from the tree."""
         script = "import importlib, sys\nfor name in sys.argv[1:]: print(importlib.import_module(name).__file__)"
         command = [sys.executable, "-P", "-c", script, *self._packages]
-        done = subprocess.run(
+        process = subprocess.run(
             command, cwd=self.root, env=self._environment, capture_output=True, text=True, timeout=60, check=False
         )
         expected = [str(path / "__init__.py") for path in self._packages.values()]
-        if done.stdout.split("\n")[:-1] != expected:
-            raise RuntimeError(f"the packages are not imported from {self.root}:\n{done.stdout}{done.stderr[-2000:]}")
+        if process.stdout.split("\n")[:-1] != expected:
+            raise RuntimeError(
+                f"the packages are not imported from {self.root}:\n{process.stdout}{process.stderr[-2000:]}"
+            )
 
     def pytest(
         self,
@@ -113,7 +117,7 @@ class Copy:
         arguments = ["-q", "--no-header", "--tb=short", "--hypothesis-seed=0", *options]
         if not tests[0].startswith("tests/"):
             arguments.append("--import-mode=prepend")  # tests of a plugin import modules beside them
-        elif not all("::" in each for each in tests):
+        elif not all("::" in test for test in tests):
             arguments += ["--tier", tier]
         environment = {**self._environment, **({"SRV_CPU_LIBRARY": str(self.library)} if native else {}), **more}
         begin = time.monotonic()

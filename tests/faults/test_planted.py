@@ -29,5 +29,5 @@ def areas() -> dict[str, int]:
 @pytest.mark.timeout(1800)
 def test_the_faults_of_an_area_are_caught(area: str) -> None:
     command = [sys.executable, str(HERE / "plant.py"), "--area", area, "-j", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1700, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=1700, check=False)
+    assert process.returncode == 0, process.stdout[-6000:] + process.stderr[-2000:]

@@ -20,15 +20,15 @@ UNDECLARED_FLAGS = frozenset({"config"})  # flags of the command line without a 
 
 def faults(effects: Mapping[str, str], needed: frozenset[str], planned: frozenset[str]) -> list[str]:
     """The faults of a table of effects, one sentence each."""
-    found = [f"{name} is not planned and has no test" for name in sorted(needed - effects.keys())]
+    problems = [f"{name} is not planned and has no test" for name in sorted(needed - effects.keys())]
     for name, where in effects.items():
         if name in planned:
-            found.append(f"{name} is planned: it can have no effect")
+            problems.append(f"{name} is planned: it can have no effect")
         elif name not in needed:
-            found.append(f"{name} is not an argument")
+            problems.append(f"{name} is not an argument")
         if not _exists(where):
-            found.append(f"{name}: there is no test {where}")
-    return found
+            problems.append(f"{name}: there is no test {where}")
+    return problems
 
 
 def _exists(where: str) -> bool:

@@ -16,20 +16,22 @@ LINE = re.compile(r"(- |  )\S.*|")
 def faults(text: str) -> list[str]:
     """What is wrong with a fragment: it is headings, each followed by bullets."""
     before, *sections = re.split(r"^### ", text, flags=re.MULTILINE)
-    found = ["it does not begin with a heading of ###"] if before.strip() or not sections else []
+    problems = ["it does not begin with a heading of ###"] if before.strip() or not sections else []
     for section in sections:
         area, _, body = section.partition("\n")
-        found += [f"{area!r} is not one of {AREAS}"] * (area not in AREAS)
-        found += [f"{area}: no bullet"] * (not re.search("^- ", body, re.MULTILINE))
-        found += [f"{area}: {line!r} belongs to no bullet" for line in body.splitlines() if not LINE.fullmatch(line)]
-    return found
+        problems += [f"{area!r} is not one of {AREAS}"] * (area not in AREAS)
+        problems += [f"{area}: no bullet"] * (not re.search("^- ", body, re.MULTILINE))
+        problems += [f"{area}: {line!r} belongs to no bullet" for line in body.splitlines() if not LINE.fullmatch(line)]
+    return problems
 
 
 def test_the_fragments_are_collected_by_area() -> None:
     fragments = {file.name: file for file in (ROOT / "changelog.d").iterdir() if file.name != "README.md"}
     assert [name for name in fragments if not name.endswith(".md")] == []
     texts = {name: faults(file.read_text(encoding="utf-8")) for name, file in sorted(fragments.items())}
-    assert {name: found for name, found in texts.items() if found} == {}, "changelog.d/README.md says how to write one"
+    assert {name: problems for name, problems in texts.items() if problems} == {}, (
+        "changelog.d/README.md says how to write one"
+    )
 
 
 def test_the_changelog_has_the_areas_in_their_order() -> None:

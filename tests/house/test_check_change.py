@@ -62,10 +62,10 @@ def test_tests_are_ranked_by_the_imports_between_them_and_the_change(tree: Path)
         "docs/other.md": [],
     }
 
-    found = {changed: [(each.file, each.distance) for each in graph.nearest([changed])] for changed in cases}
-    assert {changed: sorted(tests) for changed, tests in found.items()} == {c: sorted(t) for c, t in cases.items()}
-    assert all(tests == sorted(tests, key=lambda test: test[1]) for tests in found.values())
-    assert [each.file for each in graph.nearest(["core/near_core/errors.py", docs])][:2] == [docs, queue]
+    by_change = {changed: [(test.file, test.distance) for test in graph.nearest([changed])] for changed in cases}
+    assert {changed: sorted(tests) for changed, tests in by_change.items()} == {c: sorted(t) for c, t in cases.items()}
+    assert all(tests == sorted(tests, key=lambda test: test[1]) for tests in by_change.values())
+    assert [test.file for test in graph.nearest(["core/near_core/errors.py", docs])][:2] == [docs, queue]
 
 
 def test_waves_grow_and_leave_nothing_out() -> None:
@@ -121,6 +121,6 @@ def test_no_test_begins_when_the_time_is_up_and_its_file_is_listed(tmp_path: Pat
     helpers = Path(__file__).resolve().parents[1] / "helpers"
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {helpers}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "time_budget", "--seconds", "500", "--left-out", "rest"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert "2 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert "2 passed, 1 skipped" in process.stdout, process.stdout + process.stderr
     assert (tmp_path / "rest").read_text(encoding="utf-8") == "test_two.py\n"

@@ -73,20 +73,20 @@ class TestSpeed:
 
     def test_rows_have_time_floor_share_and_aim(self) -> None:
         floor = speed_floors.LLAMA_3_8B.decode_floor_s(1, 1000.0, 1e12)
-        found = self._speed(CEILINGS, floor / 0.8)
+        figures = self._speed(CEILINGS, floor / 0.8)
         times = f"{floor / 0.8 * 1e3:.2f} | {floor * 1e3:.2f} | 80% |"
-        assert f"| decode, batch 1, context 1,000 | triton | replayed | {times}" in speed_report.markdown(found)
-        assert "not met (aim 85%) |" in speed_report.markdown(found)
-        assert "- flashinfer, graphs: no nvcc" in speed_report.markdown(found)
-        assert speed_report.summary(found) == "decode 1 80% (triton), not met (aim 85%)"
+        assert f"| decode, batch 1, context 1,000 | triton | replayed | {times}" in speed_report.markdown(figures)
+        assert "not met (aim 85%) |" in speed_report.markdown(figures)
+        assert "- flashinfer, graphs: no nvcc" in speed_report.markdown(figures)
+        assert speed_report.summary(figures) == "decode 1 80% (triton), not met (aim 85%)"
 
     def test_a_simulated_device_has_no_speed(self) -> None:
-        found = self._speed(None, None)
-        text = speed_report.markdown(found)
+        figures = self._speed(None, None)
+        text = speed_report.markdown(figures)
         assert "| triton | replayed | simulated | simulated | simulated | simulated |" in text
         assert "tokens/s | aim" in text
         assert "Ceilings" not in text
-        assert json.loads(json.dumps(found.as_json()))["measured"][0]["share"] is None
+        assert json.loads(json.dumps(figures.as_json()))["measured"][0]["share"] is None
 
     def test_batches_that_do_not_fit_are_left_out(self) -> None:
         assert speed.sizes(CEILINGS)[1] == (1, 16, 64, 256)
@@ -96,15 +96,15 @@ class TestSpeed:
 
     def test_every_platform_compares_the_same_backends_where_it_can(self) -> None:
         for device, vendor in (("cuda", "flashinfer"), ("rocm", "aiter")):
-            found = speed.configurations(device, (1, 16, 64, 256), 8192)
-            assert [each.name for each in found] == [
+            compared = speed.configurations(device, (1, 16, 64, 256), 8192)
+            assert [configuration.name for configuration in compared] == [
                 "triton, graphs",
                 f"{vendor}, graphs",
                 "triton, eager",
                 "torch_native, eager",
             ]
-            assert found[2].batches == (1, 64)
-        assert [each.eager for each in speed.configurations("xpu", (1,), 0)] == [True, True]
+            assert compared[2].batches == (1, 64)
+        assert [configuration.eager for configuration in speed.configurations("xpu", (1,), 0)] == [True, True]
 
 
 class TestLimits:
@@ -193,9 +193,9 @@ class TestStages:
     def test_a_simulator_without_the_flag_is_refused(self, tmp_path: Path) -> None:
         variables = {**os.environ, "SRV_GPU_SIMULATOR": "sm90"}
         command = [sys.executable, str(GPU / "proof.py"), "--out", str(tmp_path)]
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 2
-        assert "--simulated and SRV_GPU_SIMULATOR go together" in done.stderr
+        process = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+        assert process.returncode == 2
+        assert "--simulated and SRV_GPU_SIMULATOR go together" in process.stderr
 
     def test_the_doctor_says_what_is_passed_over(self) -> None:
         rejected = {"fa3": ["this version of srv does not call it"], "triton": ["fits, but its priority is lower"]}
@@ -207,13 +207,15 @@ class TestPack:
     def test_everything_that_srv_requires_is_there_or_packed_in_its_pinned_version(self) -> None:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-        found = pack.needed(project, constraints, pack.requires, "3.11")
-        names = {pack.canonicalize_name(pack.Requirement(each).name) for each in found}
-        own = {pack.canonicalize_name(pack.Requirement(each).name) for each in project["dependencies"]}
-        assert own - names - pack.PRESENT == {"srv-kernels"}
+        requirements = pack.needed(project, constraints, pack.requires, "3.11")
+        names = {pack.canonicalize_name(pack.Requirement(requirement).name) for requirement in requirements}
+        of_project = {
+            pack.canonicalize_name(pack.Requirement(requirement).name) for requirement in project["dependencies"]
+        }
+        assert of_project - names - pack.PRESENT == {"srv-kernels"}
         assert not names & pack.PRESENT
         assert {"flashinfer-python", "ninja", "pydantic-core", "starlette"} <= names
-        unpinned = {each for each in found if "==" not in each}
+        unpinned = {requirement for requirement in requirements if "==" not in requirement}
         assert unpinned <= set(pack.FLASHINFER)
 
     def test_requirements_of_what_is_there_and_of_other_pythons_are_left_out(self) -> None:
@@ -252,13 +254,13 @@ def test_a_run_on_a_simulated_gpu(tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
     command = [str(GPU / "run.sh"), "--simulated", "--smallest", "--stages", "environment", "kernels", "speed"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--out", str(tmp_path)], env=variables, capture_output=True, text=True, timeout=280, check=False
     )
     log = "".join(file.read_text(encoding="utf-8") for file in sorted(tmp_path.glob("log-*.txt")))
-    assert done.returncode == 0, done.stdout + done.stderr + log[-4000:]
-    rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][2:]
+    assert process.returncode == 0, process.stdout + process.stderr + log[-4000:]
+    rows = [line for line in process.stdout.splitlines() if line.startswith("| ")][2:]
     assert [row.split(":")[0] for row in rows] == ["| environment", "| kernels", "| speed"]
     assert all("| passed |" in row and "| simulated; " in row for row in rows), rows
     measured = json.loads((tmp_path / "speed.json").read_text(encoding="utf-8"))["measured"]
-    assert [(each["kind"], each["seconds"]) for each in measured] == [("decode", None), ("prefill", None)]
+    assert [(line["kind"], line["seconds"]) for line in measured] == [("decode", None), ("prefill", None)]

@@ -77,19 +77,19 @@ def test_workflow_calls_only_the_script_on_a_runner_of_its_platform(workflow: Pa
     [[], ["--fast", "cpu"], ["cpu", "toy"], ["--quick", "cpu", "--tests"], ["--tests", "tests/core", "cpu"]],
 )
 def test_invalid_command_line_prints_the_usage(arguments: list[str]) -> None:
-    done = platform_sh(*arguments, seconds=20)
-    assert done.returncode == 2
-    assert "ci/platform.sh [--quick [--tests PATH]...] NAME[:VARIANT]" in done.stderr
-    assert "Exit status" in done.stderr
+    process = platform_sh(*arguments, seconds=20)
+    assert process.returncode == 2
+    assert "ci/platform.sh [--quick [--tests PATH]...] NAME[:VARIANT]" in process.stderr
+    assert "Exit status" in process.stderr
 
 
 def test_missing_hardware_is_reported_and_adds_no_evidence() -> None:
     """XPU hosts have a render node; if this host has one, the platform itself gives the reason."""
     before = evidence()
-    done = platform_sh("xpu", seconds=200)
-    assert done.returncode == MISSING, done.stdout + done.stderr
-    assert "xpu is missing; nothing is tested and no evidence is added: " in done.stdout
-    assert "conformance" not in done.stdout
+    process = platform_sh("xpu", seconds=200)
+    assert process.returncode == MISSING, process.stdout + process.stderr
+    assert "xpu is missing; nothing is tested and no evidence is added: " in process.stdout
+    assert "conformance" not in process.stdout
     assert evidence() == before
 
 
@@ -129,8 +129,8 @@ def doctor_json(**platform: Any) -> dict[str, Any]:
     ],
 )
 def test_missing_hardware_is_distinguished_from_a_fault(doctor: dict[str, Any], status: int, message: str) -> None:
-    found, line = platform_state.verdict(doctor)
-    assert found == status
+    outcome, line = platform_state.verdict(doctor)
+    assert outcome == status
     assert message in line
 
 
@@ -164,8 +164,8 @@ def test_what_the_evidence_tests_import_is_installed_too(tmp_path: Path, monkeyp
 def test_the_extra_for_tests_has_what_the_evidence_tests_import() -> None:
     """What an environment with srv and this extra alone lacks, the evidence tests must not import."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    own = {"srv", "srv_matrix", *(path.stem for path in (ROOT / "tests" / "helpers").glob("*.py"))}
-    given = {name.replace("-", "_") for name in map(_name, [*DEPENDENCIES, *extras["test"]])}
+    own_modules = {"srv", "srv_matrix", *(path.stem for path in (ROOT / "tests" / "helpers").glob("*.py"))}
+    installed = {name.replace("-", "_") for name in map(_name, [*DEPENDENCIES, *extras["test"]])}
     script = SCRIPT.read_text()
     (files,) = re.findall(r"any_device_tests=\((.+\.py)\)", script)
     helpers = ("letters_model", "e2e_support")
@@ -173,11 +173,11 @@ def test_the_extra_for_tests_has_what_the_evidence_tests_import() -> None:
         *files.split(),
         "tests/e2e/conftest.py",
         "tests/conftest.py",
-        *(f"tests/helpers/{each}.py" for each in helpers),
+        *(f"tests/helpers/{helper}.py" for helper in helpers),
     ]
     for file in files:
         tops = {name.partition(".")[0] for name in _imported(ROOT / file)}
-        assert tops - sys.stdlib_module_names - own - given == set(), file
+        assert tops - sys.stdlib_module_names - own_modules - installed == set(), file
 
 
 def _name(requirement: str) -> str:
@@ -187,7 +187,7 @@ def _name(requirement: str) -> str:
 def _imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
+            yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module or ""
 

@@ -53,7 +53,7 @@ def mutations(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_each_kind_of_fault_changes_one_place(
     mutations: ModuleType, source: str, changed: set[tuple[str, str]]
 ) -> None:
-    assert {(each.kind, each.after) for each in mutations.mutations(source)} == changed
+    assert {(mutation.kind, mutation.after) for mutation in mutations.mutations(source)} == changed
 
 
 def test_a_comment_is_put_where_the_fault_would_be(mutations: ModuleType) -> None:
@@ -97,7 +97,7 @@ def test_a_seed_draws_the_same_faults_and_each_is_valid_python(drawn: ModuleType
     assert faults[0] == faults[1]
     assert len({(fault.kind, fault.line) for fault in faults}) > 5
     assert all(ast.dump(ast.parse(fault.source)) != ast.dump(ast.parse(source)) for fault in faults)
-    few, more = ([each.identity for each in drawn.draw_modules(7, count)] for count in (2, 3))
+    few, more = ([draw_module.identity for draw_module in drawn.draw_modules(7, count)] for count in (2, 3))
     assert more[:2] == few
     assert len({module for module, *_ in more}) == 3
 

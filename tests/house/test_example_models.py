@@ -22,13 +22,13 @@ def public() -> set[tuple[str, str]]:
 
 def imported(source: str) -> set[tuple[str, str]]:
     """(module, name) of everything that a source imports from `srv`; the name is "" for a whole module."""
-    found: set[tuple[str, str]] = set()
+    imports: set[tuple[str, str]] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "srv":
-            found |= {(str(node.module), alias.name) for alias in node.names}
+            imports |= {(str(node.module), alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {(alias.name, "") for alias in node.names if alias.name.split(".")[0] == "srv"}
-    return found
+            imports |= {(alias.name, "") for alias in node.names if alias.name.split(".")[0] == "srv"}
+    return imports
 
 
 def test_the_package_imports_only_what_the_pages_list() -> None:

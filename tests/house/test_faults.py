@@ -22,8 +22,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_every_fault_fits_the_tree() -> None:
     """Its text occurs exactly once in its file, and its tests exist."""
     command = [sys.executable, str(FOLDER / "plant.py"), "--check"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, f"mend the tables in tests/faults:\n{done.stdout}{done.stderr}"
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 0, f"mend the tables in tests/faults:\n{process.stdout}{process.stderr}"
 
 
 def test_a_stale_fault_is_reported_with_its_reason(plant: ModuleType, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_busy_loops_end_with_the_block() -> None:
     with busy(2):
         loops = set(psutil.Process().children()) - before  # whose command lines are empty while they start
         assert len(loops) == 2
-    assert not any(each.is_running() for each in loops)
+    assert not any(loop.is_running() for loop in loops)
 
 
 def test_the_slowest_are_those_of_the_last_run(tmp_path: Path) -> None:

@@ -60,10 +60,10 @@ def checkout(tmp_path: Path) -> Path:
 
 def run(checkout: Path, *arguments: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False
     )
-    return done.returncode, done.stdout
+    return process.returncode, process.stdout
 
 
 def test_slices_take_equally_long_and_have_each_unit_once() -> None:
@@ -103,7 +103,7 @@ def test_no_long_test_runs_alone_at_the_end() -> None:
     """Those of a group count together, in the order in which they were collected."""
     items = [item("short", 1), item("group1", 1, "one"), item("long", 4), item("group2", 2, "one"), item("none")]
     longest_first(items)
-    assert [each.nodeid for each in items] == ["long", "group1", "group2", "short", "none"]
+    assert [entry.nodeid for entry in items] == ["long", "group1", "group2", "short", "none"]
 
 
 def test_the_slice_of_a_commit_is_in_its_hash() -> None:

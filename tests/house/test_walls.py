@@ -146,7 +146,7 @@ def test_every_package_of_core_has_a_layer() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
-    (layers,) = (each["layers"] for each in contracts if each["name"] == "the layers of core")
+    (layers,) = (contract["layers"] for contract in contracts if contract["name"] == "the layers of core")
     listed = {".".join(name.strip().split(".")[:2]) for line in layers for name in re.split(r"[|:]", line)}
     files = [path for path in (CORE / "srv").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     assert {f"srv.{path.stem}" for path in files} - {"srv.__init__"} - listed == set()
@@ -164,5 +164,5 @@ for each in found.values():
         print(each.error)
 print(sorted(name for name in sys.modules if name.split(".")[0] in ("torch", "torch_npu", "triton", "transformers")))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert process.stdout.strip() == "[]"

@@ -59,8 +59,8 @@ def test_a_violation_names_the_element_by_its_indices() -> None:
         out[..., -1:] = 0
         return out
 
-    found = violations(CONTRACTS["rms_norm"], last_is_zero, torch.float32)
-    assert any("element [0, 63] of [1, 64] is 0, not" in each for each in found), found[:3]
+    problems = violations(CONTRACTS["rms_norm"], last_is_zero, torch.float32)
+    assert any("element [0, 63] of [1, 64] is 0, not" in problem for problem in problems), problems[:3]
 
 
 @every("shape", [(2, 3, 64), (64,)])

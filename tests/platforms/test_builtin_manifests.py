@@ -54,10 +54,10 @@ def backend(platform: str, family: str, name: str) -> Any:
 
 @every("name", VARIANTS)
 def test_a_built_in_platform_keeps_the_contract(name: str) -> None:
-    found = FOUND[name]
-    assert found.error is None
-    assert found.distribution == "srv"
-    assert found.loaded.variants == VARIANTS[name]
+    platform = FOUND[name]
+    assert platform.error is None
+    assert platform.distribution == "srv"
+    assert platform.loaded.variants == VARIANTS[name]
 
 
 def test_automatic_choice_prefers_any_accelerator_to_the_cpu() -> None:
@@ -114,13 +114,13 @@ def test_ascend_attention_reads_pages_of_128_tokens() -> None:
 @every(("profile", "chunk"), [("a2-32gb", 4096), ("a2", 8192), ("a3", 8192)])
 def test_npu_prefill_chunk_by_the_card_s_memory(profile: str, chunk: int) -> None:
     defaults = FOUND["npu"].loaded.facts.defaults
-    (default,) = (each for each in defaults if each.argument == "chunked_prefill_size")
+    (default,) = (candidate for candidate in defaults if candidate.argument == "chunked_prefill_size")
     assert default.compute(context("npu", profile)) == chunk
 
 
 def test_the_cpu_has_a_small_prefill_chunk() -> None:
     defaults = FOUND["cpu"].loaded.facts.defaults
-    (default,) = (each for each in defaults if each.argument == "chunked_prefill_size")
+    (default,) = (candidate for candidate in defaults if candidate.argument == "chunked_prefill_size")
     assert default.compute(context("cpu", "avx512")) == 256
 
 
@@ -139,7 +139,7 @@ def test_old_gpus_do_not_support_bfloat16() -> None:
 
 
 def cpu_dtype(features: tuple[str, ...], variant: str, dtype: str, fmt: str) -> object:
-    default = next(each for each in FOUND["cpu"].loaded.facts.defaults if each.argument == "dtype")
+    default = next(candidate for candidate in FOUND["cpu"].loaded.facts.defaults if candidate.argument == "dtype")
     device = SimpleNamespace(variant=variant, features=features)
     return default.compute(SimpleNamespace(device=device, model=SimpleNamespace(dtype=dtype, format=fmt)))  # type: ignore[arg-type]
 
@@ -204,13 +204,13 @@ def test_the_table_of_platforms_fits_into_80_columns_with_the_longest_codes(caps
 
     from srv.cli.platforms import table
 
-    found = {name: FOUND[name] for name in ("cpu", "npu")}
+    platforms = {name: FOUND[name] for name in ("cpu", "npu")}
     device = DeviceFacts("avx512", 1 << 34, 1, "An accelerator (simulated)")
     results = {
         "cpu": ProbeResult(True, device=device),
         "npu": ProbeResult(False, "reason", "remedy", "torch_without_cuda"),
     }
-    Console(width=80).print(table(found, results))
+    Console(width=80).print(table(platforms, results))
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("torch_without_cuda", "accelerator", "(simulated)", "avx512"))
     assert all(len(line) <= 80 for line in shown.splitlines())
@@ -219,6 +219,8 @@ def test_the_table_of_platforms_fits_into_80_columns_with_the_longest_codes(caps
 def test_npus_have_a_word_for_each_argument_that_concerns_them() -> None:
     """As `arguments.undeclared` of the kit says after minutes; a new argument of core needs it on the same day."""
     declared = by_argument(FOUND["npu"].loaded.facts.support)
-    switches = [each for each in ARGUMENTS.values() if each.status == "implemented" and each.kind.base is bool]
-    missing = {each.name for each in switches if asks_a_platform(each) and not needs_file(each)} - set(declared)
+    switches = [
+        argument for argument in ARGUMENTS.values() if argument.status == "implemented" and argument.kind.base is bool
+    ]
+    missing = {switch.name for switch in switches if asks_a_platform(switch) and not needs_file(switch)} - set(declared)
     assert missing <= {"calculate_kv_scales"}  # of 8-bit keys and values, which they refuse

@@ -163,10 +163,10 @@ result = probe.probe(ProbeContext(5))
 print(result.code, "|", result.reason)
 """
     environment = {name: value for name, value in os.environ.items() if name != "SRV_NPU_SIMULATOR"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
-    assert done.stdout.strip() == (
+    assert process.stdout.strip() == (
         "toolkit_missing | torch_npu is installed but cannot be loaded: libhccl.so: cannot open shared object file"
     )
 

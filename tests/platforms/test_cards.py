@@ -65,8 +65,8 @@ def rocm_result(root: Path, build: dict[str, str | None], driver: Fault | None =
 
 
 def cuda_result(root: Path, build: dict[str, str | None], driver: Fault | None = None) -> ProbeResult:
-    found = cuda.Driver((12, 8), (("NVIDIA H100", 80 * GIB, 9, 0),))
-    return cuda.examine(cuda.NVIDIA.find(root), build, driver, lambda: found)
+    nvml = cuda.Driver((12, 8), (("NVIDIA H100", 80 * GIB, 9, 0),))
+    return cuda.examine(cuda.NVIDIA.find(root), build, driver, lambda: nvml)
 
 
 def xpu_result(root: Path, build: dict[str, str | None], driver: Fault | None = None) -> ProbeResult:
@@ -111,13 +111,13 @@ def test_a_card_that_cannot_be_used_is_present_and_the_reason_says_why(
     reason: str,
 ) -> None:
     assert callable(result)
-    found = result(bus(tmp_path, card), build, driver)
-    assert (found.available, found.code, found.reason) == (False, code, reason)
-    assert len(found.present) == 1
-    assert found.remedy
+    examined = result(bus(tmp_path, card), build, driver)
+    assert (examined.available, examined.code, examined.reason) == (False, code, reason)
+    assert len(examined.present) == 1
+    assert examined.remedy
     if "torch" in code and driver is not None:
-        assert found.remedy.startswith("Uninstall that torch, and install one built for ")
-        assert found.remedy.endswith(". Install it")
+        assert examined.remedy.startswith("Uninstall that torch, and install one built for ")
+        assert examined.remedy.endswith(". Install it")
 
 
 @every(
@@ -135,9 +135,9 @@ def test_a_card_with_its_driver_and_torch_is_available(
     tmp_path: Path, result: object, card: tuple[str, str, str], build: dict[str, str | None]
 ) -> None:
     assert callable(result)
-    found = result(bus(tmp_path, card), build)
-    assert found.available, found.reason
-    assert len(found.present) == (card is not BRIDGE)
+    examined = result(bus(tmp_path, card), build)
+    assert examined.available, examined.reason
+    assert len(examined.present) == (card is not BRIDGE)
 
 
 @every(("result", "build"), [(rocm_result, CUDA_TORCH), (cuda_result, ROCM_TORCH), (xpu_result, CPU_TORCH)])
@@ -145,18 +145,18 @@ def test_without_a_card_the_bus_is_named_and_nothing_is_present(
     tmp_path: Path, result: object, build: dict[str, str | None]
 ) -> None:
     assert callable(result)
-    found = result(bus(tmp_path, BRIDGE), build, NO_DRIVER)
-    assert (found.code, found.present, found.remedy) == ("driver_missing", (), "Install it")
-    assert found.reason.startswith("the PCI bus lists no ")
-    assert "torch" not in found.reason
+    examined = result(bus(tmp_path, BRIDGE), build, NO_DRIVER)
+    assert (examined.code, examined.present, examined.remedy) == ("driver_missing", (), "Install it")
+    assert examined.reason.startswith("the PCI bus lists no ")
+    assert "torch" not in examined.reason
 
 
 def test_graphics_of_a_processor_are_named_and_not_taken_for_a_card(tmp_path: Path) -> None:
     root = bus(tmp_path, RYZEN, TIGER_LAKE)
     for result, without, product in ((rocm_result, ROCM_TORCH, "1002:164e"), (xpu_result, XPU_TORCH, "8086:9a49")):
-        found = result(root, without, NO_DRIVER)
-        assert (found.available, found.present) == (False, ())
-        assert f"graphics of the processor ({product} at" in found.reason
+        examined = result(root, without, NO_DRIVER)
+        assert (examined.available, examined.present) == (False, ())
+        assert f"graphics of the processor ({product} at" in examined.reason
     drawn = xpu_result(root, XPU_TORCH)
     assert (drawn.available, drawn.code) == (False, "no_device")
     assert "8086:9a49" in drawn.reason
@@ -172,11 +172,11 @@ def test_the_management_controller_of_a_server_is_no_npu(tmp_path: Path) -> None
     assert npu.present_cards(bus(tmp_path / "one", HUAWEI_BMC)) == ()
     present = npu.present_cards(bus(tmp_path / "two", HUAWEI_BMC, ASCEND))
     assert present == ("Ascend NPU 19e5:d802 at 0000:02:00.0",)
-    found = npu.missing_part(tmp_path, False, present)
-    assert found is not None
-    assert (found.code, found.present) == ("torch_npu_missing", present)
-    assert found.reason.startswith("there is an Ascend NPU 19e5:d802 at 0000:02:00.0, but torch_npu is not installed")
-    assert "HDK" in found.remedy
+    part = npu.missing_part(tmp_path, False, present)
+    assert part is not None
+    assert (part.code, part.present) == ("torch_npu_missing", present)
+    assert part.reason.startswith("there is an Ascend NPU 19e5:d802 at 0000:02:00.0, but torch_npu is not installed")
+    assert "HDK" in part.remedy
 
 
 @every(
@@ -194,22 +194,22 @@ def test_intel_s_extension_is_used_with_its_own_torch_only(versions: dict[str, s
 
 
 def test_an_automatic_choice_warns_of_a_card_that_it_leaves_unused(tmp_path: Path) -> None:
-    found = {name: find_platforms()[name] for name in ("cpu", "rocm")}
+    platforms = {name: find_platforms()[name] for name in ("cpu", "rocm")}
     unused = rocm_result(bus(tmp_path, RADEON), CUDA_TORCH)
     results = {"cpu": ProbeResult(True, device=DeviceFacts("avx2", GIB, 1)), "rocm": unused}
-    chosen = choose(None, found, lambda candidates, seconds: results)
+    chosen = choose(None, platforms, lambda candidates, seconds: results)
     assert chosen.installed.name == "cpu"
     (note,) = chosen.notes
     assert note.startswith("AMD GPU 1002:744c at 0000:01:00.0 is not used: rocm: there is an AMD GPU")
     assert "built for CUDA 12.8, not for ROCm. Uninstall that torch" in note
-    asked = choose("cpu", found, lambda candidates, seconds: {name: results[name] for name in candidates})
+    asked = choose("cpu", platforms, lambda candidates, seconds: {name: results[name] for name in candidates})
     assert asked.notes == ()
 
 
 def test_the_doctor_marks_an_unused_card_as_a_warning(tmp_path: Path) -> None:
     unused, absent = rocm_result(bus(tmp_path, RADEON), CUDA_TORCH), xpu_result(tmp_path, CPU_TORCH, NO_DRIVER)
-    found = find_platforms()
-    examined = {name: ExaminedPlatform(found[name], each) for name, each in (("rocm", unused), ("xpu", absent))}
+    platforms = find_platforms()
+    examined = {name: ExaminedPlatform(platforms[name], probed) for name, probed in (("rocm", unused), ("xpu", absent))}
     warnings = unused_cards({"rocm": unused, "xpu": absent}, "cpu")
     output = StringIO()
     show(

@@ -56,10 +56,10 @@ def planned(place: str, about: ModelFacts, **user: Any) -> Resolved:
 
 def pages(place: str, about: ModelFacts) -> int:
     name, _, profile = place.partition(":")
-    done = planned(place, about)
-    reserved = done.quantities["reserved_memory"].total
+    result = planned(place, about)
+    reserved = result.quantities["reserved_memory"].total
     on = find_platforms()[name].loaded.facts.profiles[profile]
-    return estimate(done.config, about, on, reserved_bytes=int(reserved)).pages[0]
+    return estimate(result.config, about, on, reserved_bytes=int(reserved)).pages[0]
 
 
 @every("place", [*SMALL, *MIDDLE])

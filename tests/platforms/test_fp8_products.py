@@ -16,14 +16,14 @@ FAST = "triton_fp8"
 
 
 def _plan(folder: Path, device: str, *arguments: str, dtype: str = "bfloat16") -> LaunchPlan:
-    given = ["--device", device, "--model-path", str(folder), "--dtype", dtype, *arguments]
-    return make_plan(user_input(given))
+    words = ["--device", device, "--model-path", str(folder), "--dtype", dtype, *arguments]
+    return make_plan(user_input(words))
 
 
 def _products(folder: Path, device: str, *arguments: str, dtype: str = "bfloat16") -> set[str | None]:
     plan = _plan(folder, device, *arguments, dtype=dtype)
     assert plan.refusals == ()
-    return {each.name for each in plan.kernels.kernels if each.key.startswith("linear_fp8 ")}
+    return {kernel.name for kernel in plan.kernels.kernels if kernel.key.startswith("linear_fp8 ")}
 
 
 WEIGHTS_ONLY = {
@@ -48,10 +48,10 @@ STATED: dict[str, tuple[str, dict[str, Any] | None, str]] = {
 }
 
 
-@every("stated", STATED)
-def test_checkpoints_that_were_made_for_it_have_quantized_activations(stated: str, tmp_path: Path) -> None:
-    form, changes, expected = STATED[stated]
-    folder = tmp_path / stated
+@every("kind", STATED)
+def test_checkpoints_that_were_made_for_it_have_quantized_activations(kind: str, tmp_path: Path) -> None:
+    form, changes, expected = STATED[kind]
+    folder = tmp_path / kind
     write_fp8(folder, FORMS[form], num_hidden_layers=1)
     if changes is not None:
         edit_config(folder, quantization_config={**(FORMS[form].config or {}), **changes})
@@ -75,7 +75,7 @@ def test_cards_dtypes_and_arguments_decide_as_well(tmp_path: Path) -> None:
     plan = _plan(tmp_path, "cuda:sm90")
     assert "the checkpoint states activations in FP8" in plan.resolved.provenance["fp8_gemm_backend"].reason
     refused = _plan(tmp_path, "cuda:sm80", "--fp8-gemm-backend", FAST).refusals
-    assert {each.code for each in refused} == {"op_missing"}
+    assert {rejection.code for rejection in refused} == {"op_missing"}
     assert "sm80 has no matrix units for float8_e4m3fn" in refused[0].reason
     assert "Leave out --fp8-gemm-backend" in refused[0].remedy
 

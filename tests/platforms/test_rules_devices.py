@@ -191,7 +191,7 @@ def test_the_fused_attention_of_npus_has_limits(changes: dict[str, int], reason:
     ],
 )
 def test_the_products_of_npus_have_limits(op: str, dtype: str, sizes: dict[str, int], reason: str | None) -> None:
-    spec = next(each for each in FACTS["npu"].ops if each.op == op)
+    spec = next(candidate for candidate in FACTS["npu"].ops if candidate.op == op)
     answer = spec.check(device("npu", "a3"), OpCall(dtype, sizes))
     assert answer is None if reason is None else answer is not None and answer.startswith(reason)
 
@@ -207,7 +207,7 @@ def test_row_count_of_npus_is_limited_if_every_step_is_packed() -> None:
 
 
 @every(
-    ("own", "user", "reason"),
+    ("dtype", "user", "reason"),
     [
         ("float32", {}, None),
         ("float16", {"kv_cache_dtype": "float16"}, None),
@@ -218,9 +218,9 @@ def test_row_count_of_npus_is_limited_if_every_step_is_packed() -> None:
     ],
 )
 def test_the_fused_attention_of_npus_reads_one_type_of_16_bits(
-    own: str, user: dict[str, str], reason: str | None
+    dtype: str, user: dict[str, str], reason: str | None
 ) -> None:
-    answer = fit(device("npu", "a2"), "npu", "attention", "ascend", model(dtype=own), **user)
+    answer = fit(device("npu", "a2"), "npu", "attention", "ascend", model(dtype=dtype), **user)
     assert answer == (reason or {"page_size": (128,)})
 
 
@@ -256,13 +256,13 @@ def test_defaults_of_a_model_family_are_never_refused_by_the_platform(platform: 
         with pytest.raises(Refusal) as refused:
             resolve(UserInput(), manifest=manifest, device=device, model=FAMILIES[family])
         no_mxfp4 = family == "gpt_oss"
-        unfit = {each.what for each in refused.value.rejections if each.code == "no_backend_fits"}
+        unfit = {rejection.what for rejection in refused.value.rejections if rejection.code == "no_backend_fits"}
         assert unfit == ({"attention backend", "moe backend"} if no_mxfp4 else {"attention backend"})
-        others = {each.what for each in refused.value.rejections if each.code != "no_backend_fits"}
+        others = {rejection.what for rejection in refused.value.rejections if rejection.code != "no_backend_fits"}
         assert others == ({"quantization"} if no_mxfp4 else set())
         return
-    done = resolve(UserInput(), manifest=manifest, device=device, model=FAMILIES[family])
-    assert done.config.model.context_length == 65536
+    result = resolve(UserInput(), manifest=manifest, device=device, model=FAMILIES[family])
+    assert result.config.model.context_length == 65536
 
 
 @every(("platform", "profile"), [(on, to) for on, to in PROFILES if on != "xpu"])

@@ -64,7 +64,7 @@ def fraction(place: tuple[str, str], about: ModelFacts | None = SHORT, **user: A
 
 
 def test_the_table_has_every_profile_of_these_platforms() -> None:
-    assert set(TABLE) == {(name, each) for name in ("cuda", "rocm", "npu") for each in FACTS[name].profiles}
+    assert set(TABLE) == {(name, profile) for name in ("cuda", "rocm", "npu") for profile in FACTS[name].profiles}
 
 
 @every("place", TABLE, ids=":".join)
@@ -134,14 +134,14 @@ def test_the_parts_are_named_and_replace_core_s_estimate() -> None:
 def test_steps_graphs_and_ranks_enter_as_the_user_says() -> None:
     """Parts for arguments that a user cannot set yet are called directly."""
     assert fraction(("cuda", "sm90"), chunked_prefill_size=2048) == pytest.approx(published(80, 2048, 256), abs=0.0006)
-    by_name = {each.name: each for each in FACTS["cuda"].contributions}
+    by_name = {contribution.name: contribution for contribution in FACTS["cuda"].contributions}
     context: dict[str, Any] = {
         "graph_batch_sizes": None, "graph_max_batch_size": None,
         "chunked_prefill_size": 1024, "max_prefill_tokens": 4096,
         "tp_size": 4, "pp_size": 2, "dp_size": 2, "enable_dp_attention": True,
     }  # fmt: skip
     view = _View(80, context)
-    amounts = {name: each.compute(view) / 2**20 for name, each in by_name.items()}
+    amounts = {name: contribution.compute(view) / 2**20 for name, contribution in by_name.items()}
     assert amounts == {"runtime": 512, "steps": 1.5 * 1024 * 2, "graphs": 2 * 512, "ranks": 1024}
     context["graph_max_batch_size"], context["chunked_prefill_size"] = 24, -1
     assert by_name["graphs"].compute(view) / 2**20 == 48
@@ -163,11 +163,11 @@ class _View:
 
 
 def test_platforms_without_a_published_rule_use_core_s_estimate() -> None:
-    done = planned(("xpu", "pvc"))
-    parts = {part.name for part in done.quantities["reserved_memory"].parts}
+    result = planned(("xpu", "pvc"))
+    parts = {part.name for part in result.quantities["reserved_memory"].parts}
     assert {"activations", "sampling"} <= parts
-    assert done.config.memory.mem_fraction_static == 0.88
-    assert "no published figures exist" in done.provenance["mem_fraction_static"].reason
+    assert result.config.memory.mem_fraction_static == 0.88
+    assert "no published figures exist" in result.provenance["mem_fraction_static"].reason
 
 
 def activations(about: ModelFacts, **user: Any) -> float:

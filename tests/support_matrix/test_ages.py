@@ -42,12 +42,12 @@ def test_the_age_of_evidence_is_what_changed_in_the_code_that_it_covers(
     steps = (("docs/page.md", Age(0, 0)), (OTHER, Age(0, 0)), (OWN, Age(0, 2)), ("core/srv/args.py", Age(0, 4)))
     for name, age in steps:
         (repository.root / name).write_text("two")
-        found = ages_of(lines, repository)
-        assert found == {("imagined", commit): age}  # a commit that is not here has no age
-        assert age_of(record, found) == age
+        by_commit = ages_of(lines, repository)
+        assert by_commit == {("imagined", commit): age}  # a commit that is not here has no age
+        assert age_of(record, by_commit) == age
     git(repository.root, "commit", "-q", "-a", "-m", "two")
-    found = ages_of(lines, repository)
-    assert age_notes(lines, found) == [
+    by_commit = ages_of(lines, repository)
+    assert age_notes(lines, by_commit) == [
         "1 line of evidence on imagined:mk1 ran 1 commit and 4 changed lines ago; 1 of them old "
         "(on such a device: make evidence PLATFORM=imagined:mk1)"
     ]
@@ -59,18 +59,18 @@ def test_the_age_of_evidence_is_what_changed_in_the_code_that_it_covers(
 
 def test_a_cell_is_as_old_as_its_newest_evidence_and_an_argument_as_the_oldest_of_its_weakest_values() -> None:
     old, new = Age(2, 20), Age(1, 10)
-    found = {("imagined", "0ld"): old, ("imagined", "e3"): new}
+    by_commit = {("imagined", "0ld"): old, ("imagined", "e3"): new}
     for commits, expected in ((("e3", "e3"), new), (("0ld", "e3"), old), (("e3", "0ld"), old)):
         pairs = zip(("fcfs", "lpm"), commits, strict=True)
         lines = [evidence(f"schedule_policy={value}", commit=commit) for value, commit in pairs]
         record = matrix(evidence=lines).cell("schedule_policy", "imagined", "mk1")
         assert record is not None
         assert record.verified
-        assert age_of(record, found) == expected
+        assert age_of(record, by_commit) == expected
     twice = [evidence("schedule_policy=lpm", commit=commit, test=commit) for commit in ("0ld", "e3")]
     cell = matrix(evidence=twice).cell("schedule_policy=lpm", "imagined", "mk1")
     assert cell is not None
-    assert (age_of(cell, found), age_of(cell, {})) == (new, None)
+    assert (age_of(cell, by_commit), age_of(cell, {})) == (new, None)
 
 
 def test_the_doctor_says_how_old_the_evidence_of_a_device_is(
@@ -82,7 +82,7 @@ def test_the_doctor_says_how_old_the_evidence_of_a_device_is(
     assert pkgutil.resolve_name(project["entry-points"][DOCTOR_GROUP]["matrix"]) is doctor.findings
 
     def said() -> list[str]:
-        return [each.detail for each in doctor.findings("imagined", "mk1")]
+        return [finding.detail for finding in doctor.findings("imagined", "mk1")]
 
     assert said() == ["nothing in the support matrix was run on imagined:mk1"]
     line = evidence("host", commit=repository.head())

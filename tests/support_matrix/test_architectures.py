@@ -61,8 +61,8 @@ def test_faults(tmp_path: Path) -> None:
     unexplained = ArchitectureRow(model_type="odd", architecture="Odd", declares=True, outcome="different")
     unknown = ArchitectureRow(model_type="new", architecture="New", declares=True, outcome="splendid", reason="it is")
     table = ArchitectureTable("5.0.0", (*ROWS, ROWS[0], unexplained, unknown))
-    found = list(table_faults(table, checkout(tmp_path, "5.1.0")))
-    assert found == [
+    faults = list(table_faults(table, checkout(tmp_path, "5.1.0")))
+    assert faults == [
         "architectures.jsonl is of transformers 5.0.0, not 5.1.0: run `make architectures`",
         "architectures.jsonl has 2 rows of small: run `make architectures`",
         "architectures.jsonl has no reason for odd: run `make architectures`",

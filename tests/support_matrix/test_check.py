@@ -75,23 +75,23 @@ def test_the_committed_matrix_is_judged_once(committed: Matrix, monkeypatch: pyt
 def test_all_published_rows_are_classified_and_explained(committed: Matrix) -> None:
     (ascend,) = committed.tables
     compared = compare_table(committed, ascend)
-    assert sum(each.row is not None for each in compared) == 255
-    assert [each.flag for each in compared if not each.explained] == []
+    assert sum(one.row is not None for one in compared) == 255
+    assert [one.flag for one in compared if not one.explained] == []
     assert sum(counts(compared).values()) == len(compared)
 
 
 @pytest.mark.slow
 def test_rows_that_differ_by_variant_differ_here_too(committed: Matrix) -> None:
     (ascend,) = committed.tables
-    differing = [each for each in ascend.rows if len(set(each.supported.values())) > 1]
-    assert [each.flag for each in differing] == list(NINE)
+    differing = [published for published in ascend.rows if len(set(published.supported.values())) > 1]
+    assert [one.flag for one in differing] == list(NINE)
     same = []
-    for each in differing:
-        argument = ascend.argument(each)
-        assert argument is not None, each.flag
+    for one in differing:
+        argument = ascend.argument(one)
+        assert argument is not None, one.flag
         cells = [committed.cell(argument.name, "npu", variant) for variant in ("a2", "a3")]
         if len({cell.declared for cell in cells if cell is not None}) == 1:
-            same.append((each.flag, cells[0].status if cells[0] is not None else None))
+            same.append((one.flag, cells[0].status if cells[0] is not None else None))
     # The backends of experts on one device are the same on both variants, as are batch sizes of graphs in the vendor's
     # own launch lines, and the last limits graphs that are implemented for neither; ascend_reasons.toml says so.
     assert same == [
@@ -102,7 +102,7 @@ def test_rows_that_differ_by_variant_differ_here_too(committed: Matrix) -> None:
 
 
 def test_missing_and_unknown_arguments_are_faults(small: Matrix) -> None:
-    records = [each for each in small.records.values() if each.key != ("port", "imagined", "mk2")]
+    records = [record for record in small.records.values() if record.key != ("port", "imagined", "mk2")]
     records.append(replace(records[0], feature="warp_factor"))
     assert list(check.record_faults(records, PLACES)) == [
         "the record warp_factor on imagined:mk1 names an unknown argument",
@@ -118,8 +118,8 @@ def without_port(small: Matrix) -> Matrix:
 def with_unknown(small: Matrix) -> Matrix:
     record = small.cell("port", "imagined", "mk1")
     assert record is not None
-    known = replace(record, feature="warp_factor")
-    return replace(small, records={**small.records, known.key: known})
+    renamed = replace(record, feature="warp_factor")
+    return replace(small, records={**small.records, renamed.key: renamed})
 
 
 @every(
@@ -192,8 +192,8 @@ MARKS = {"tests/test_it.py::test_it": MARK}
 def test_bad_evidence_is_refused(small: Matrix, bad: object, fault: str) -> None:
     good = evidence("schedule_policy=lpm")
     assert faults([good], small.records, MARKS, "c0ffee".__eq__) == []
-    (found,) = faults([bad], small.records, MARKS, "c0ffee".__eq__)  # type: ignore[list-item]
-    assert fault in found
+    (fault_text,) = faults([bad], small.records, MARKS, "c0ffee".__eq__)  # type: ignore[list-item]
+    assert fault in fault_text
 
 
 def test_evidence_for_another_platform_than_the_tests_is_refused() -> None:
@@ -214,8 +214,8 @@ def test_evidence_of_a_forced_path_has_its_variant_and_note(small: Matrix) -> No
         (replace(good, note=""), "its note is empty, but that of the mark is forced path"),
         (replace(good, variant="mk2"), "the evidence is for mk2, but the test forces mk1"),
     ):
-        (found,) = faults([bad], small.records, marks, "c0ffee".__eq__)
-        assert fault in found
+        (fault_text,) = faults([bad], small.records, marks, "c0ffee".__eq__)
+        assert fault in fault_text
 
 
 def test_duplicate_evidence_is_a_fault(small: Matrix) -> None:
@@ -229,9 +229,9 @@ def test_duplicate_evidence_is_a_fault(small: Matrix) -> None:
 def test_evidence_must_name_a_value_if_values_are_cells(small: Matrix, tmp_path: Path) -> None:
     shown = matrix(evidence=[evidence("schedule_policy")])
     git(tmp_path, "init", "-q")
-    found = "\n".join(check.check(shown, Repository(tmp_path)))
+    text = "\n".join(check.check(shown, Repository(tmp_path)))
     expected = "imagined:mk1 has no cell schedule_policy that a test can cover; if the values of an argument are cells"
-    assert expected in found
+    assert expected in text
 
 
 def test_commit_that_a_shallow_clone_does_not_have_is_a_note(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_lines_of_tests_that_were_not_run_are_kept(tmp_path: Path) -> None:
     lines = merged(merged(old, failed := replace(old[1], outcome="failed")), new := evidence("port=1", test="c"))
     write_file(path, merged(lines, forced := replace(old[0], variant="mk0")))
     assert read_file(path) == (forced, failed, new, old[2])
-    assert [each.name for each in path.parent.iterdir()] == ["x.jsonl"]
+    assert [file.name for file in path.parent.iterdir()] == ["x.jsonl"]
 
 
 def test_a_run_may_not_contradict_evidence() -> None:
@@ -356,7 +356,7 @@ def test_rows_are_classified(outcome: str, theirs: object, ours: tuple[Any, ...]
     assert compared[0].explained == (outcome in ("AGREE", "VENDOR_ONLY_PLANNED"))
     if outcome.endswith("PLANNED"):
         assert "ours planned" in compared[0].detail
-    assert {each.outcome for each in compared[1:]} == {Outcome.UNKNOWN_ARG}
+    assert {one.outcome for one in compared[1:]} == {Outcome.UNKNOWN_ARG}
 
 
 def test_unexplained_rows_and_unused_reasons_are_faults(small: Matrix) -> None:

@@ -104,9 +104,9 @@ def run(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def recorded(checkout: Repository, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Evidence]:
     """The evidence of a complete run for comparison."""
     path = tmp_path_factory.mktemp("recorded") / "x.jsonl"
-    done = record(checkout, path)
-    assert "evidence of 6 tests is in" in done.stdout, done.stdout + done.stderr
-    assert ", 1 skipped; 1 marked tests run on another platform" in done.stdout
+    process = record(checkout, path)
+    assert "evidence of 6 tests is in" in process.stdout, process.stdout + process.stderr
+    assert ", 1 skipped; 1 marked tests run on another platform" in process.stdout
     return ran(path)
 
 
@@ -118,21 +118,21 @@ def record(checkout: Repository, path: Path, *options: str) -> subprocess.Comple
 
 def ran(path: Path) -> dict[str, Evidence]:
     """The evidence of a file by the name of its test."""
-    return {each.test.partition("::")[2]: each for each in read_file(path)}
+    return {line.test.partition("::")[2]: line for line in read_file(path)}
 
 
 def test_marked_tests_that_were_run_are_recorded(checkout: Repository, recorded: dict[str, Evidence]) -> None:
     """Only tests that run on this platform are recorded."""
-    found = recorded
-    assert found.keys() == {*OF_CPU, "test_four"}
-    one, two = found["test_one"], found["test_two[fcfs]"]
+    lines = recorded
+    assert lines.keys() == {*OF_CPU, "test_four"}
+    one, two = lines["test_one"], lines["test_two[fcfs]"]
     assert (one.covers, one.level, one.outcome) == (("schedule_policy=lpm",), Level.E4, "passed")
     assert (two.covers, two.level, two.note) == (("schedule_policy=fcfs",), Level.E2, "slow clock")
-    assert found["test_three"].outcome == "failed"
+    assert lines["test_three"].outcome == "failed"
     assert (one.platform, one.commit) == ("cpu", checkout.head())
     assert one.variant
     assert one.device
-    six = found["test_six"]
+    six = lines["test_six"]
     assert (six.variant, six.machine, six.note) == ("neon", one.variant, "forced path")
     assert one.machine == one.variant
 
@@ -140,10 +140,10 @@ def test_marked_tests_that_were_run_are_recorded(checkout: Repository, recorded:
 def test_workers_run_tests_and_one_process_records(
     checkout: Repository, recorded: dict[str, Evidence], tmp_path: Path
 ) -> None:
-    done = record(checkout, tmp_path / "x.jsonl", "-n", "2")
-    assert ", 1 skipped; 1 marked tests run on another platform" in done.stdout, done.stdout + done.stderr
-    found = {name: replace(each, date=recorded[name].date) for name, each in ran(tmp_path / "x.jsonl").items()}
-    assert found == recorded
+    process = record(checkout, tmp_path / "x.jsonl", "-n", "2")
+    assert ", 1 skipped; 1 marked tests run on another platform" in process.stdout, process.stdout + process.stderr
+    lines = {name: replace(line, date=recorded[name].date) for name, line in ran(tmp_path / "x.jsonl").items()}
+    assert lines == recorded
 
 
 def test_a_test_that_ends_its_worker_has_failed(
@@ -154,11 +154,11 @@ def test_a_test_that_ends_its_worker_has_failed(
     write_file(path, recorded.values())
     file.write_text(TESTS.replace("def test_one():\n    assert True", "def test_one():\n    import os; os._exit(3)"))
     try:
-        done = record(checkout, path, "-n", "1", "-k", "one")
+        process = record(checkout, path, "-n", "1", "-k", "one")
     finally:
         file.write_text(TESTS)
-    assert "crashed" in done.stdout
-    assert {name for name, each in ran(path).items() if each.outcome == "failed"} == {"test_one", "test_three"}
+    assert "crashed" in process.stdout
+    assert {name for name, line in ran(path).items() if line.outcome == "failed"} == {"test_one", "test_three"}
 
 
 def test_recorded_evidence_matches_the_marks(checkout: Repository) -> None:
@@ -176,18 +176,18 @@ def test_recorded_evidence_matches_the_marks(checkout: Repository) -> None:
 
 def test_evidence_of_a_simulated_device_is_e3_at_most(checkout: Repository, tmp_path: Path) -> None:
     path = tmp_path / "toy.jsonl"
-    done = run(checkout.root, f"--srv-evidence={path}", "--srv-evidence-device=toy")
-    assert path.exists(), done.stderr
-    found = {name: (each.platform, each.level) for name, each in ran(path).items()}
-    assert found == {"test_seven": ("toy", Level.E3), "test_eight": ("toy", Level.E2)}
-    assert {each.simulator for each in ran(path).values()} == {f"srv-toy-device {version('srv-toy-device')}"}
-    assert "; 5 marked tests run on another platform" in done.stdout
+    process = run(checkout.root, f"--srv-evidence={path}", "--srv-evidence-device=toy")
+    assert path.exists(), process.stderr
+    places = {name: (line.platform, line.level) for name, line in ran(path).items()}
+    assert places == {"test_seven": ("toy", Level.E3), "test_eight": ("toy", Level.E2)}
+    assert {line.simulator for line in ran(path).values()} == {f"srv-toy-device {version('srv-toy-device')}"}
+    assert "; 5 marked tests run on another platform" in process.stdout
 
 
 def test_nothing_is_recorded_by_default(checkout: Repository) -> None:
-    done = run(checkout.root)
-    assert "1 failed, 8 passed, 1 skipped" in done.stdout
-    assert "evidence" not in done.stdout
+    process = run(checkout.root)
+    assert "1 failed, 8 passed, 1 skipped" in process.stdout
+    assert "evidence" not in process.stdout
 
 
 @pytest.mark.parametrize(
@@ -203,10 +203,10 @@ def test_changed_tree_or_unknown_device_is_refused(
     more = checkout.root / "tests" / "test_more.py"
     if dirty:
         more.write_text("")
-    done = run(checkout.root, f"--srv-evidence={tmp_path / 'x.jsonl'}", f"--srv-evidence-device={device}")
+    process = run(checkout.root, f"--srv-evidence={tmp_path / 'x.jsonl'}", f"--srv-evidence-device={device}")
     more.unlink(missing_ok=True)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert reason in done.stderr
+    assert process.returncode == pytest.ExitCode.USAGE_ERROR
+    assert reason in process.stderr
     assert not (tmp_path / "x.jsonl").exists()
 
 
@@ -228,10 +228,10 @@ def test_evidence_in_a_folder_has_one_file_per_variant(checkout: Repository) -> 
     """Recording again does not need a commit in between, and does not overwrite the files of other machines."""
     checkout.evidence.mkdir(exist_ok=True)
     for _ in range(2):
-        done = run(checkout.root, f"--srv-evidence={checkout.evidence}", "--srv-evidence-device=cpu", "-m", "covers")
-        assert "evidence of 5 tests is in" in done.stdout, done.stdout + done.stderr
-    (path,) = (each for each in checkout.evidence.iterdir() if each.name.startswith("cpu-"))
-    (machine,) = {each.machine for each in read_file(path)}
+        process = run(checkout.root, f"--srv-evidence={checkout.evidence}", "--srv-evidence-device=cpu", "-m", "covers")
+        assert "evidence of 5 tests is in" in process.stdout, process.stdout + process.stderr
+    (path,) = (candidate for candidate in checkout.evidence.iterdir() if candidate.name.startswith("cpu-"))
+    (machine,) = {line.machine for line in read_file(path)}
     assert path.name == f"cpu-{machine}.jsonl"
 
 
@@ -239,13 +239,13 @@ def test_run_of_some_tests_keeps_the_lines_of_the_others(
     checkout: Repository, recorded: dict[str, Evidence], tmp_path: Path
 ) -> None:
     path = tmp_path / "x.jsonl"
-    write_file(path, [replace(each, date=LONG_AGO) for each in recorded.values()])
+    write_file(path, [replace(line, date=LONG_AGO) for line in recorded.values()])
     whole = path.read_text()
-    done = record(checkout, path, "-k", "zzz")
-    assert f"no marked test of cpu was run; {path} is unchanged" in done.stdout
+    process = record(checkout, path, "-k", "zzz")
+    assert f"no marked test of cpu was run; {path} is unchanged" in process.stdout
     assert path.read_text() == whole
     record(checkout, path, "-k", "one")
-    dates = {name: each.date for name, each in ran(path).items()}
+    dates = {name: line.date for name, line in ran(path).items()}
     assert dates == {**dict.fromkeys(recorded, LONG_AGO), "test_one": recorded["test_one"].date}
 
 
@@ -269,11 +269,11 @@ def test_aborted_run_records_the_completed_tests(
     names = ("test_one", "test_two", "test_three")
     write_file(path, [replace(line, test=f"tests/test_breaks.py::{name}") for name in names])
     file.write_text(f"{mark}def test_one(): pass\n{more}\ndef test_three(): pass\n")
-    done = record(checkout, path, "tests/test_breaks.py")
+    process = record(checkout, path, "tests/test_breaks.py")
     file.unlink()
-    assert outcome in done.stdout + done.stderr
+    assert outcome in process.stdout + process.stderr
     continued = outcome == "1 error"
-    assert {name: (each.outcome, each.date == LONG_AGO) for name, each in ran(path).items()} == {
+    assert {name: (evidence.outcome, evidence.date == LONG_AGO) for name, evidence in ran(path).items()} == {
         "test_one": ("passed", False),
         "test_two": ("failed", False) if continued else ("passed", True),
         "test_three": ("passed", not continued),
@@ -282,9 +282,9 @@ def test_aborted_run_records_the_completed_tests(
 
 def test_skip_is_recorded_with_its_reason_only_for_comparisons(checkout: Repository, tmp_path: Path) -> None:
     path = tmp_path / "fresh.jsonl"
-    done = record(checkout, path, "-k", "four or one")
-    assert "evidence of 2 tests is in" in done.stdout
-    assert ", 1 skipped" in done.stdout
+    process = record(checkout, path, "-k", "four or one")
+    assert "evidence of 2 tests is in" in process.stdout
+    assert ", 1 skipped" in process.stdout
     four = ran(path)["test_four"]
     assert (four.outcome, four.reason) == ("skipped", "not here")
     passed = replace(four, outcome="passed", reason="")
@@ -299,9 +299,9 @@ def test_skip_is_recorded_with_its_reason_only_for_comparisons(checkout: Reposit
 def test_file_that_is_not_evidence_is_not_overwritten(checkout: Repository, tmp_path: Path) -> None:
     path = tmp_path / "diary.txt"
     path.write_text("dear diary")
-    done = record(checkout, path)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "diary.txt line 1" in done.stderr
+    process = record(checkout, path)
+    assert process.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "diary.txt line 1" in process.stderr
     assert path.read_text() == "dear diary"
 
 

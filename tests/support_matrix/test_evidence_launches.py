@@ -250,7 +250,7 @@ def assert_serves(row: Row, server: Started, info: dict[str, Any], tiny: Tiny) -
     if exact and whole and row["load_format"] != "dummy":
         assert tuple(first["output_ids"]) == tiny.tokens
     reused = 0 if row["disable_radix_cache"] else (len(prompt) - 1) // info["page_size"] * info["page_size"]
-    assert [each["meta_info"]["cached_tokens"] for each in (first, second)] == [0, reused]
+    assert [one["meta_info"]["cached_tokens"] for one in (first, second)] == [0, reused]
     limit = row["max_stop_strings"]
     for count, status in ((limit, 200), (limit + 1, 400)):
         stop = [f"stop {number}" for number in range(count)]
@@ -323,9 +323,9 @@ def cpu_page() -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def page(cpu_page: list[dict[str, str]]) -> list[dict[str, str]]:
     """Those of the variant of this machine."""
-    found = probe(find_platforms()["cpu"]).device
-    assert found is not None
-    return [cell for cell in cpu_page if cell["variant"] == found.variant]
+    device = probe(find_platforms()["cpu"]).device
+    assert device is not None
+    return [cell for cell in cpu_page if cell["variant"] == device.variant]
 
 
 def refusals(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str], str]:
@@ -344,24 +344,24 @@ def batches(page: list[dict[str, str]]) -> list[dict[str, Any]]:
 
     None sets an argument otherwise than one of its values needs.
     """
-    made: list[dict[str, Any]] = []
+    starts: list[dict[str, Any]] = []
     together: list[dict[str, Any]] = []
     for cell in page:
         name, _, text = cell["feature"].partition("=")
         if cell["status"] in WORKS or ARGUMENTS[name].default == (value := another(name, text)):
             continue
-        if any(name in batch and batch[name] == value for batch in made):
+        if any(name in batch and batch[name] == value for batch in starts):
             continue
         needed = with_prerequisite(name, value)
-        for batch, values in zip(made, together, strict=True):
-            if name not in batch and all(values.get(each, wanted) == wanted for each, wanted in needed.items()):
+        for batch, values in zip(starts, together, strict=True):
+            if name not in batch and all(values.get(other, wanted) == wanted for other, wanted in needed.items()):
                 break
         else:
-            made.append(batch := {})
+            starts.append(batch := {})
             together.append(values := {})
         batch[name] = value
         values |= needed
-    return made
+    return starts
 
 
 def another(name: str, text: str) -> Any:
@@ -394,21 +394,21 @@ def test_what_is_said_not_to_work_is_refused_with_its_code(
     wrong: list[str] = []
     for batch in batches(page):
         needed = {name: with_prerequisite(name, value) for name, value in batch.items()}
-        values = {**{name: value for each in needed.values() for name, value in each.items()}, **batch}
+        values = {**{name: value for requirements in needed.values() for name, value in requirements.items()}, **batch}
         config = tmp_path / "serve.yaml"
         config.write_text(yaml.safe_dump({name: ARGUMENTS[name].kind.dump(value) for name, value in values.items()}))
         base = ["--device=cpu", f"--model-path={tiny.folder}", f"--port={taken_port}", f"--config={config}"]
-        found = refusals(base, capsys)
+        refused = refusals(base, capsys)
         for name, value in batch.items():
             shown = ARGUMENTS[name].show(value)
             cell = f"{name}={shown}" if f"{name}={shown}" in codes else name
             tried |= {cell, name}
             said = [
-                found[each]
+                refused[key]
                 for other in needed[name]
-                if (each := (other, ARGUMENTS[other].show(values[other]))) in found
+                if (key := (other, ARGUMENTS[other].show(values[other]))) in refused
             ]
-            code = found.get((name, shown)) or next(iter(said), None)
+            code = refused.get((name, shown)) or next(iter(said), None)
             if code != WITHOUT_INDEXER.get(cell, codes[cell]):
                 wrong.append(f"{cell}: the page says {codes[cell]}, the launch {code}")
     assert wrong == []
@@ -493,10 +493,10 @@ def test_whatever_the_page_says_of_what_core_has_is_tried(
 
 
 def test_every_choice_and_both_switches_are_among_the_starts() -> None:
-    found = {cell for row in ROWS for cell in cells(row)}
+    tried = {cell for row in ROWS for cell in cells(row)}
     for name in IMPLEMENTED:
         argument = ARGUMENTS[name]
         if name not in ELSEWHERE and (argument.choices or argument.kind.base is bool):
             values = ("true", "false") if argument.kind.base is bool else argument.choices
             expected = {f"{name}={value}" for value in values if argument.planned_reason(argument.parse(value)) is None}
-            assert expected <= found
+            assert expected <= tried

@@ -44,9 +44,9 @@ def _on(platform: str, marks: Marks) -> Marks:
 
 def _shown(marks: Marks, platform: str, max_level: Level, variant: str = "") -> Matrix:
     """The platform's matrix as if every marked test had passed on this variant, by default that of this machine."""
-    found = find_platforms()[platform]
+    installed = find_platforms()[platform]
     if not variant:
-        device = probe(found).device
+        device = probe(installed).device
         assert device is not None
         variant = device.variant
     passed = [
@@ -55,8 +55,10 @@ def _shown(marks: Marks, platform: str, max_level: Level, variant: str = "") -> 
                  "c", "p", {}, "d", "2026-01-01", variant, mark["note"])
         for test, mark in marks.items()
     ]  # fmt: skip
-    assert [from_line(to_line(each)) for each in passed] == passed
-    manifest = replace(found.loaded, variants=tuple(dict.fromkeys(each.variant for each in passed)))  # not the others
+    assert [from_line(to_line(line)) for line in passed] == passed
+    manifest = replace(
+        installed.loaded, variants=tuple(dict.fromkeys(line.variant for line in passed))
+    )  # not the others
     return matrix_of(read_judged(Repository(ROOT), [manifest], passed), evidence=passed)
 
 
@@ -90,7 +92,9 @@ def shown(marks: Marks) -> Matrix:
 
 @pytest.fixture(scope="module")
 def shown_simulated(simulated_marks: dict[str, Marks]) -> dict[str, Matrix]:
-    return {name: _shown(found, name, Level.E3, SIMULATED.get(name, "")) for name, found in simulated_marks.items()}
+    return {
+        name: _shown(marks_of, name, Level.E3, SIMULATED.get(name, "")) for name, marks_of in simulated_marks.items()
+    }
 
 
 def _covered(marks: Marks) -> set[str]:
@@ -139,8 +143,8 @@ def test_every_implemented_argument_has_evidence(
     assert {name for name in missing if _works(name, shown, "cpu")} == set()
     simulated = {
         name
-        for platform, found in simulated_marks.items()
-        for name in _covered(found)
+        for platform, marks_of in simulated_marks.items()
+        for name in _covered(marks_of)
         if _works(name, shown_simulated[platform], platform)
     }
     assert missing - simulated == UNRECORDED
@@ -177,7 +181,7 @@ def test_every_mark_names_a_cell_that_works(
 
 def test_simulated_cells_are_never_verified(shown_simulated: dict[str, Matrix]) -> None:
     for platform, matrix in shown_simulated.items():
-        cells = [matrix.cell(name, platform, each.variant) for each in matrix.evidence for name in each.covers]
+        cells = [matrix.cell(name, platform, line.variant) for line in matrix.evidence for name in line.covers]
         assert cells
         assert [cell.feature for cell in cells if cell is not None and cell.verified] == []
 

@@ -36,10 +36,10 @@ print(json.dumps([str(path) for path in read if path.is_file() and path.is_relat
 @pytest.mark.slow
 def test_every_file_that_judging_reads_is_part_of_the_key() -> None:
     """Of the checkout; what is installed is part of it by its version."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", JUDGE, str(ROOT)], capture_output=True, text=True, timeout=280, check=True
     )
-    read = {path for path in json.loads(done.stdout) if ".venv" not in Path(path).parts}
+    read = {path for path in json.loads(process.stdout) if ".venv" not in Path(path).parts}
     assert f"{ROOT}/core/srv/args/resolve.py" in read
     assert f"{ROOT}/support_matrix/srv_matrix/pairs.py" in read
     assert read - {str(path) for path in code_files("judged")} == set()
@@ -101,9 +101,9 @@ def test_of_processes_at_the_same_time_one_computes(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(4)
     processes = [context.Process(target=_write_down, args=(tmp_path, barrier)) for _ in range(4)]
-    for each in processes:
-        each.start()
-    for each in processes:
-        each.join(60)
-    assert [each.exitcode for each in processes] == [0] * 4
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 4
     assert (tmp_path / "computed").read_text() == "x"

@@ -38,22 +38,22 @@ def published() -> list[Row]:
 @pytest.fixture(scope="module")
 def page() -> str:
     shown = committed_matrix()
-    return argument_page(shown, next(each for each in shown.manifests if each.name == "npu"))
+    return argument_page(shown, next(manifest for manifest in shown.manifests if manifest.name == "npu"))
 
 
 @pytest.fixture(scope="module")
 def sections(page: str) -> dict[str, list[Row]]:
     """The rows of each section, by column."""
-    found: dict[str, list[Row]] = {}
+    by_section: dict[str, list[Row]] = {}
     section = ""
     for line in page.partition("\n## Evidence")[0].splitlines():
         if line.startswith("## "):
             section = line.removeprefix("## ")
-            found[section] = []
+            by_section[section] = []
         elif line.startswith("`--"):
             cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
-            found[section].append(dict(zip(COLUMNS, cells, strict=True)))
-    return found
+            by_section[section].append(dict(zip(COLUMNS, cells, strict=True)))
+    return by_section
 
 
 def works(mark: str) -> bool:
@@ -108,9 +108,9 @@ def test_nothing_is_verified_that_was_not_run_on_the_device(sections: dict[str, 
     }
     for row in (row for group in sections.values() for row in group):
         for variant in VARIANTS:
-            found = MARK.fullmatch(row[f"{variant.upper()} Supported"])
-            assert found is not None
-            sign, run = found.group(1), found.group(2)
+            match = MARK.fullmatch(row[f"{variant.upper()} Supported"])
+            assert match is not None
+            sign, run = match.group(1), match.group(2)
             assert (run is not None) == ("✓" in sign or "◎" in sign), row
             assert run is None or variant in ran, row
 
@@ -124,8 +124,8 @@ def test_planned_and_unsupported_have_reasons_with_different_codes(
     for row in (row for group in sections.values() for row in group):
         for variant in VARIANTS:
             text = row[f"{variant.upper()} Supported"]
-            found = {codes.get(label, "") for label in FOOTNOTE.findall(row["Argument"] + text)}
+            codes_shown = {codes.get(label, "") for label in FOOTNOTE.findall(row["Argument"] + text)}
             if text.startswith("…"):
-                assert found == {"planned"} or planned & set(re.findall(r"--[\w-]+", row["Argument"])), row
+                assert codes_shown == {"planned"} or planned & set(re.findall(r"--[\w-]+", row["Argument"])), row
             elif text[0] in "✕–":
-                assert found - {"planned", ""}, row
+                assert codes_shown - {"planned", ""}, row

@@ -75,11 +75,11 @@ def test_the_index_counts_what_was_run(committed: Mapping[str, str]) -> None:
     for platform in shown.manifests:
         for variant in platform.variants:
             run, forced, simulated, accepted, refused, total = lines[f"[{platform.name}]({platform.name}.md)", variant]
-            own = [each for name in ARGUMENTS if (each := shown.cell(name, platform.name, variant)) is not None]
-            assert total == len(own) == run + forced + simulated + accepted + refused
-            assert run + forced == sum(each.verified for each in own)
-            assert refused == sum(not each.status.works for each in own)
-            assert accepted == sum(each.status.works and (each.level or Level.E0) < Level.E3 for each in own)
+            cells = [cell for name in ARGUMENTS if (cell := shown.cell(name, platform.name, variant)) is not None]
+            assert total == len(cells) == run + forced + simulated + accepted + refused
+            assert run + forced == sum(cell.verified for cell in cells)
+            assert refused == sum(not cell.status.works for cell in cells)
+            assert accepted == sum(cell.status.works and (cell.level or Level.E0) < Level.E3 for cell in cells)
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_page_of_a_published_platform_has_its_sections_and_columns(committed: Ma
     heads = {line for line in lines if line.startswith("Argument")}
     assert heads == {"Argument | Description | Defaults | Options | A2 Supported | A3 Supported"}
     rows = [line for line in lines if line.startswith("`--")]
-    assert [line.split("`")[1] for line in rows] == [each.flag for each in ascend.rows]
+    assert [line.split("`")[1] for line in rows] == [published.flag for published in ascend.rows]
 
 
 @pytest.mark.slow
@@ -99,8 +99,8 @@ def test_every_argument_is_on_a_page_of_each_platform_or_planned(committed: Mapp
     planned = {argument.flag for argument in ARGUMENTS.values() if argument.arg.planned}
     assert planned == set(re.findall(r"^`(--[\w-]+)`", committed["planned.md"], re.MULTILINE))
     for platform in committed_matrix().manifests:
-        own = committed[f"{platform.name}.md"] + committed.get(f"{platform.name}-further.md", "")
-        rows = re.findall(r"^((?:`--[\w-]+`(?:<br>)?)+)", own, re.MULTILINE)
+        text = committed[f"{platform.name}.md"] + committed.get(f"{platform.name}-further.md", "")
+        rows = re.findall(r"^((?:`--[\w-]+`(?:<br>)?)+)", text, re.MULTILINE)
         flags = {flag for row_ in rows for flag in re.findall(r"`(--[\w-]+)`", row_)}
         assert {argument.flag for argument in ARGUMENTS.values()} - planned <= flags, platform.name
 

@@ -14,7 +14,7 @@ PUBLISHED = ROOT / "support_matrix" / "published"
 
 
 def recipes(*flags: str) -> Recipes:
-    rows = tuple(Recipe(f"line-{index}", "Any", "W8A8", "a2", 1, "mixed", each) for index, each in enumerate(flags))
+    rows = tuple(Recipe(f"line-{index}", "Any", "W8A8", "a2", 1, "mixed", flag) for index, flag in enumerate(flags))
     return Recipes("small", "Small", "sglang", "npu", {"a2": 8}, rows)
 
 

@@ -52,16 +52,16 @@ def test_the_oldest_evidence_is_due_first() -> None:
     }
     lines = [evidence("host", test=test, commit=commits[name]) for test in tests if (name := test[12:]) in commits]
     ages = {("imagined", f"c{number}"): Age(number, 10 * number) for number in range(4)}
-    slices = [(each.rank, each.tests) for each in due(HERE, marks, lines, ages)]
+    slices = [(part.rank, part.tests) for part in due(HERE, marks, lines, ages)]
     assert slices == [
         ((0, 0, 0), ("tests/b.py::none",)),
         ((1, -3, -30), ("tests/d.py::older",)),
         ((1, -2, -20), ("tests/a.py::old", "tests/a.py::new")),
     ]
     tried = [test for _, tests in slices[1:] for test in tests]
-    assert [each.tests for each in due(HERE, marks, lines, ages, tried)] == [("tests/b.py::none",)]
+    assert [part.tests for part in due(HERE, marks, lines, ages, tried)] == [("tests/b.py::none",)]
     elsewhere = Place("imagined", "mk2", ("tests/", "elsewhere/"), only="test")
-    assert [(each.rank, each.tests) for each in due(elsewhere, marks, lines, ages)] == [
+    assert [(part.rank, part.tests) for part in due(elsewhere, marks, lines, ages)] == [
         ((2, 0, 0), ("elsewhere/f.py::test",))
     ]
 
@@ -98,7 +98,7 @@ def test_recording_that_is_ended_goes_on(checkout: Repository, capfd: pytest.Cap
     place = Place("cpu", device.variant, ("tests/",))
 
     def recorded() -> set[str]:
-        return {each.test.partition("::")[2] for each in read_folder(checkout.evidence) if each.passed}
+        return {line.test.partition("::")[2] for line in read_folder(checkout.evidence) if line.passed}
 
     first = Recording(checkout, [place], time.monotonic() + 200)
 

@@ -52,9 +52,9 @@ def undeclared() -> Matrix:
 
 
 def cell(of: Matrix, feature: str, variant: str = "mk1") -> Record:
-    found = of.cell(feature, "imagined", variant)
-    assert found is not None, feature
-    return found
+    record = of.cell(feature, "imagined", variant)
+    assert record is not None, feature
+    return record
 
 
 def test_every_argument_has_a_record_on_every_variant(undeclared: Matrix) -> None:
@@ -101,9 +101,9 @@ def test_missing_capability_is_a_fact_of_the_platform() -> None:
 
 
 def test_the_simulator_of_a_device_is_not_among_its_versions() -> None:
-    found = {"torch": "2.13.0", "srv-npu-simulator": "0.1.0", "flashinfer-python": "0.6"}
+    versions = {"torch": "2.13.0", "srv-npu-simulator": "0.1.0", "flashinfer-python": "0.6"}
     others = {"flashinfer-python": "0.6", "torch": "2.13.0"}
-    assert split_versions(found, "srv 0.1.0", simulated=True) == (others, "srv-npu-simulator 0.1.0")
+    assert split_versions(versions, "srv 0.1.0", simulated=True) == (others, "srv-npu-simulator 0.1.0")
     assert split_versions(others, "srv-toy-device 0.1.0", simulated=True) == (others, "srv-toy-device 0.1.0")
     assert split_versions(others, "srv 0.1.0", simulated=False) == (others, "")
 
@@ -198,7 +198,7 @@ INVENTORY = Inventory(
 def test_op_needs_an_implementation_and_its_dtype() -> None:
     shown = matrix(inventory=INVENTORY)
     assert cell(shown, "op:rms_norm/float32").status is Status.SUPPORTED
-    lacking = {each: cell(shown, each).reason_code for each in ("op:rms_norm/float16", "op:rotary/float32")}
+    lacking = {op: cell(shown, op).reason_code for op in ("op:rms_norm/float16", "op:rotary/float32")}
     assert lacking == {"op:rms_norm/float16": "dtype_missing", "op:rotary/float32": "no_implementation"}
     unbuilt = matrix(inventory=replace(INVENTORY, unbuilt={"imagined": "it is not built yet"}))
     planned = cell(unbuilt, "op:rms_norm/float32")
@@ -231,11 +231,13 @@ def test_models_are_the_native_ones_and_those_of_transformers() -> None:
     names = {feature.removeprefix("model:") for feature in shown.of_kind("model")}
     assert {name.partition("/")[0] for name in names} == {*built_in_native_names(), OTHERS}
     assert {name.partition("/")[0] for name in names if name.endswith("/gguf")} == {
-        name for name in built_in_native_names() if (found := find(name)) is not None and found.gguf is not None
+        name
+        for name in built_in_native_names()
+        if (architecture := find(name)) is not None and architecture.gguf is not None
     }
     assert cell(shown, "model:LlamaForCausalLM/gguf").status is Status.SUPPORTED
     others = [cell(shown, f"model:{OTHERS}/safetensors", variant) for variant in VARIANTS]
-    assert [each.status for each in others] == [Status.LIMITED, Status.UNSUPPORTED]
+    assert [other.status for other in others] == [Status.LIMITED, Status.UNSUPPORTED]
 
 
 def test_pair_describes_its_dependency() -> None:
@@ -254,10 +256,10 @@ def test_constraints_of_two_arguments_are_one_pair() -> None:
         for other in constraint.reads
         if other in ARGUMENTS
     }
-    found = [frozenset(name.removeprefix("pair:").split("+")) for name in matrix().of_kind("pair")]
+    names = [frozenset(name.removeprefix("pair:").split("+")) for name in matrix().of_kind("pair")]
     assert dependencies
-    assert dependencies <= set(found)
-    assert len(found) == len(set(found))
+    assert dependencies <= set(names)
+    assert len(names) == len(set(names))
     both = cell(matrix(), "pair:enable_lora+lora_paths").reason
     assert both.count("; not ") == 1  # two constraints, one for each argument
 
@@ -273,7 +275,7 @@ def reasons_of_pairs(platform: str, variant: str, *rules: Check) -> dict[frozens
     backends = {**manifest.facts.backends, "attention": (*ruled, *specs[len(rules) :])}
     manifest = replace(manifest, facts=replace(manifest.facts, backends=backends))
     records = pairs(make_variant_context(manifest, variant, sample_models()[0]), {})
-    return {frozenset(each.feature.removeprefix("pair:").split("+")): each.reason for each in records}
+    return {frozenset(record.feature.removeprefix("pair:").split("+")): record.reason for record in records}
 
 
 NAMES = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
@@ -312,9 +314,9 @@ def pairs_of_graphless() -> dict[frozenset[str], str]:
 
 def test_backend_of_one_slot_has_pairs_of_that_slot_only() -> None:
     rule = Requires({"page_size": (64, 32, 16)}, (NAMES[2],))
-    found = reasons_of_pairs("cuda", "sm90", lambda context: rule)
-    assert "triton requires" in found[frozenset(("decode_attention_backend", "page_size"))]
-    assert "triton" not in found.get(frozenset(("prefill_attention_backend", "page_size")), "")
+    reasons = reasons_of_pairs("cuda", "sm90", lambda context: rule)
+    assert "triton requires" in reasons[frozenset(("decode_attention_backend", "page_size"))]
+    assert "triton" not in reasons.get(frozenset(("prefill_attention_backend", "page_size")), "")
 
 
 def test_two_slots_that_cannot_share_a_pool_are_a_pair() -> None:
@@ -357,8 +359,8 @@ def test_a_value_without_effect_on_common_models_is_judged_by_those_with_other_l
     """Not by what the common ones lack, nor by a fault of one of them."""
     name, _, variant = platform.partition(":")
     manifest = find_platforms()[name].loaded
-    found = verdict(argument, value, sample_models(), (manifest, manifest.facts.profiles[variant]))
-    assert (found.code, reason in found.reason) == ("backend_unfit" if reason else "", True), found
+    judged = verdict(argument, value, sample_models(), (manifest, manifest.facts.profiles[variant]))
+    assert (judged.code, reason in judged.reason) == ("backend_unfit" if reason else "", True), judged
 
 
 def test_refused_default_limits_the_argument() -> None:
@@ -379,17 +381,17 @@ def test_each_reason_of_refused_values_is_listed() -> None:
 
 def test_pages_of_features_have_a_row_for_each() -> None:
     shown = matrix(inventory=INVENTORY, evidence=[evidence("endpoint:POST /generate")])
-    made = feature_pages(shown)
-    assert "`POST /generate` | ✓ e1 | ○\n" in made["endpoints.md"]
-    pairs = made["pairs.md"]
+    generated = feature_pages(shown)
+    assert "`POST /generate` | ✓ e1 | ○\n" in generated["endpoints.md"]
+    pairs = generated["pairs.md"]
     assert "Pair | imagined: mk1, mk2\n" in pairs
     assert re.search(r"^`--attention-backend` with `--page-size`\[\^\d+\] \| ◐$", pairs, re.MULTILINE)
     for kind in ("endpoint", "pair"):
-        rows = [line for line in made[f"{kind}s.md"].splitlines() if line.startswith("`")]
+        rows = [line for line in generated[f"{kind}s.md"].splitlines() if line.startswith("`")]
         assert len(rows) == len(shown.of_kind(kind))
     for kind in ("model", "op"):  # formats and dtypes that agree are one row
         names = {feature.partition(":")[2].rpartition("/")[0] for feature in shown.of_kind(kind)}
-        rows = [line.split("`")[1] for line in made[f"{kind}s.md"].splitlines() if line.startswith("`")]
+        rows = [line.split("`")[1] for line in generated[f"{kind}s.md"].splitlines() if line.startswith("`")]
         assert set(rows) == names
 
 
@@ -419,11 +421,11 @@ def test_models_and_variants_refused_for_the_same_reason_share_a_footnote() -> N
 
 def test_the_inventory_lists_the_ops_and_endpoints_of_this_process() -> None:
     """Whether the committed one is up to date is a step of CI (`make pages`)."""
-    found, core = observe(), observe("cpuu")
-    assert {"POST /v1/chat/completions", "POST /generate"} <= set(found.endpoints)
-    assert {op.name for op in found.ops} == set(found.implemented["cpu:avx2"]) == set(CONTRACTS)
-    assert set(found.implemented["cpu:avx2"]["rms_norm"]) == {"float32", "bfloat16", "float16"}
-    assert (core.endpoints, core.ops, core.implemented) == (found.endpoints, found.ops, {})
+    observed, core = observe(), observe("cpuu")
+    assert {"POST /v1/chat/completions", "POST /generate"} <= set(observed.endpoints)
+    assert {op.name for op in observed.ops} == set(observed.implemented["cpu:avx2"]) == set(CONTRACTS)
+    assert set(observed.implemented["cpu:avx2"]["rms_norm"]) == {"float32", "bfloat16", "float16"}
+    assert (core.endpoints, core.ops, core.implemented) == (observed.endpoints, observed.ops, {})
 
 
 def test_only_a_platform_without_code_is_unbuilt() -> None:
@@ -533,8 +535,8 @@ def test_level_e3_says_whether_something_ran_or_only_compiled() -> None:
     starts = evidence(feature, level=Level.E3, note="starts", test="t.py::starts")
     declared = cell(matrix(inventory=INVENTORY), feature)
     marks = [
-        mark(replace(declared, evidence=found))
-        for found in ((compiled,), (ran,), (ran, compiled), (starts,), (compiled, starts), (starts, ran))
+        mark(replace(declared, evidence=lines))
+        for lines in ((compiled,), (ran,), (ran, compiled), (starts,), (compiled, starts), (starts, ran))
     ]
     assert marks == [
         *("compiled (E3)", "simulated (E3)", "simulated (E3)"),

@@ -102,11 +102,11 @@ def test_a_report_of_one_variant_denies_nothing_of_another(tmp_path: Path) -> No
     ran = (Outcome("op.rms_norm", Level.L2, "passed", "reference in bfloat16, reference in float16"),)
     replace(REPORT, outcomes=ran, device=device).write(tmp_path / "report.jsonl")
     records = read_plugin_matrix("npu", [tmp_path / "report.jsonl"]).records
-    ops = {key: each for key, each in records.items() if each.kind == "op"}
+    ops = {key: op_record for key, op_record in records.items() if op_record.kind == "op"}
     assert len(ops) > 60
     for (feature, platform, variant), record in ops.items():
         assert record.status is ops[feature, platform, "a2" if variant == "a3" else "a3"].status, feature
-    assert [ops["op:rms_norm/bfloat16", "npu", each].level for each in ("a2", "a3")] == [Grade.E4, Grade.E1]
+    assert [ops["op:rms_norm/bfloat16", "npu", place].level for place in ("a2", "a3")] == [Grade.E4, Grade.E1]
 
 
 def test_nothing_is_known_of_ops_that_neither_a_report_nor_the_plugin_names() -> None:
@@ -115,9 +115,11 @@ def test_nothing_is_known_of_ops_that_neither_a_report_nor_the_plugin_names() ->
     assert inventory.implemented.keys() == {"toy:toy1"}
     manifest = find_platforms()["npu"].loaded
     contexts = [make_variant_context(manifest, variant, sample_models()[0]) for variant in manifest.variants]
-    known = replace(inventory, implemented={"npu:a2": {"rms_norm": ("bfloat16",)}})
+    smaller = replace(inventory, implemented={"npu:a2": {"rms_norm": ("bfloat16",)}})
     statuses = {
-        (each.variant, each.feature): each.status for context in contexts for each in op_records(context, known)
+        (op_record.variant, op_record.feature): op_record.status
+        for context in contexts
+        for op_record in op_records(context, smaller)
     }
     assert statuses == {
         ("a2", "op:rms_norm/float16"): Status.UNSUPPORTED,

@@ -45,9 +45,9 @@ class _Elements(HTMLParser):
         self._tag = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         self.ids += [value for name, value in attrs if name == "id" and value]
-        self.references += [value for name in ("src", "href") if (value := given.get(name))]
+        self.references += [value for name in ("src", "href") if (value := attributes.get(name))]
         self._tag = tag
 
     def handle_endtag(self, tag: str) -> None:
@@ -65,7 +65,7 @@ def test_page_is_self_contained_and_has_every_argument(shown: Matrix) -> None:
     assert len(read.ids) == len(set(read.ids))
     data_script, script = read.scripts
     data = json.loads(data_script.removeprefix("const SUPPORT = ").rstrip().removesuffix(";"))
-    assert [each["name"] for each in data["arguments"]] == list(ARGUMENTS)
+    assert [argument["name"] for argument in data["arguments"]] == list(ARGUMENTS)
     assert data == json.loads(to_json(shown))
     assert set(re.findall(r'\bat\("([\w-]+)"\)', script)) <= set(read.ids)
 
@@ -95,11 +95,11 @@ def ask(shown: Matrix, expression: str, ages: Ages | None = None) -> Any:
         f"console.log(JSON.stringify({expression}));"
     )
     assert NODE is not None
-    done = subprocess.run(
+    process = subprocess.run(
         [NODE, "-e", code], input=to_json(shown, ages), capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
 
 
 ROWS = "(s => m.rowsOf(d, s).filter(r => m.rowMatches(r, m.placesOf(d, s), s)).map(r => r.feature))"
@@ -131,8 +131,8 @@ def test_url_has_the_whole_state(shown: Matrix) -> None:
 def test_every_list_of_entries_with_cells_has_rows(shown: Matrix) -> None:
     more = '{...d, things: [{name: "one", cells: [{on: ["imagined:mk1"], status: "supported"}]}]}'
     assert ["thing", "thing"] in ask(shown, f"m.kindsOf({more})")
-    found = f'm.rowsOf({more}, m.readState("#kind=thing&values=1"))'
-    assert ask(shown, f"{found}.map(r => [r.feature, Object.keys(r.cells)])") == [["thing:one", ["imagined:mk1"]]]
+    rows = f'm.rowsOf({more}, m.readState("#kind=thing&values=1"))'
+    assert ask(shown, f"{rows}.map(r => [r.feature, Object.keys(r.cells)])") == [["thing:one", ["imagined:mk1"]]]
     others = [record.feature for record in shown.records.values() if record.kind not in ("arg", "value")]
     drawn = ask(shown, 'm.rowsOf(d, m.readState("")).filter(r => r.entry.kind != "arg").map(r => r.feature)')
     assert sorted(drawn) == sorted(set(others))
@@ -147,19 +147,19 @@ def test_only_verified_cells_are_marked_yes(shown: Matrix) -> None:
     )
     assert ["schedule_policy=lpm", "✓ yes", "E4"] in texts
     assert [text for _, text, level in texts if level != "E4" and text.startswith("✓")] == []
-    found = 'm.rowsOf(d, {values: "1"}).find(r => r.feature == "schedule_policy=lpm")'
-    lines = ask(shown, f'm.evidenceOf(d, {found}.cells["imagined:mk1"])')
+    row = 'm.rowsOf(d, {values: "1"}).find(r => r.feature == "schedule_policy=lpm")'
+    lines = ask(shown, f'm.evidenceOf(d, {row}.cells["imagined:mk1"])')
     assert "tests/test_it.py::test_it" in lines[0]
 
 
 @pytest.mark.skipif(NODE is None, reason="Node is not installed; it runs the page's script")
 def test_each_cell_is_one_glyph_whose_color_says_what_was_run(shown: Matrix) -> None:
-    found = ask(
+    cells = ask(
         shown,
         'm.rowsOf(d, {values: "1"}).filter(r => r.cells["imagined:mk1"])'
         '.map(r => [r.feature, m.lookOf(d, r.cells["imagined:mk1"])])',
     )
-    looks = {feature: (look["glyph"], look["look"]) for feature, look in found}
+    looks = {feature: (look["glyph"], look["look"]) for feature, look in cells}
     expected = {
         "schedule_policy=lpm": ("✓", "verified"),
         "schedule_policy=fcfs": ("○", "supported"),
@@ -188,8 +188,8 @@ def test_old_evidence_is_marked(shown: Matrix) -> None:
 @pytest.mark.skipif(NODE is None, reason="Node is not installed; it runs the page's script")
 def test_a_folded_platform_shows_each_sign_once_in_the_color_of_the_weakest(shown: Matrix) -> None:
     row = 'm.rowsOf(d, {values: "1"}).find(r => r.feature == "schedule_policy=lpm")'
-    found = ask(shown, f'm.summaryOf(d, {row}, ["imagined:mk1", "imagined:mk2"], m.readState(""))')
-    assert (found["glyph"], found["look"], found["older"]) == ("✓ ○", "supported", False)
-    assert found["text"] == "mk1: ✓ yes E4, mk2: declared E1"
+    summary = ask(shown, f'm.summaryOf(d, {row}, ["imagined:mk1", "imagined:mk2"], m.readState(""))')
+    assert (summary["glyph"], summary["look"], summary["older"]) == ("✓ ○", "supported", False)
+    assert summary["text"] == "mk1: ✓ yes E4, mk2: declared E1"
     assert ask(shown, 'm.groupsOf(d, m.readState("#folded=imagined")).map(g => g.folded)') == [True]
     assert ask(shown, '["", "a", "a,b"].map(f => m.toggled(f, "a"))') == ["a", "", "b"]

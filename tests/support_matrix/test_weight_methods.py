@@ -31,30 +31,30 @@ SOME = ("LlamaForCausalLM", "GlmForCausalLM", "GPT2LMHeadModel", "GptOssForCausa
 
 
 def described(names: Sequence[str]) -> list[ModelFacts]:
-    found = (features._describe(name, sample_models()[0]) for name in names)
-    return [each.model for each in found if each.model.generates and not each.unsupported]
+    contexts = (features._describe(name, sample_models()[0]) for name in names)
+    return [context.model for context in contexts if context.model.generates and not context.unsupported]
 
 
 def records(platform: str, names: Sequence[str]) -> dict[tuple[str, str], Record]:
     """By feature and variant, of a few architectures, and of the common mixture."""
     loaded = find_platforms()[platform].loaded
-    contexts = [features.make_variant_context(loaded, each, sample_models()[0]) for each in loaded.variants]
+    contexts = [features.make_variant_context(loaded, variant, sample_models()[0]) for variant in loaded.variants]
     native = [features.DescribedModel(model) for model in described([*names, weight_methods.COMMON])]
     unquantized = {
         (platform, context.variant): tuple(features._models(context, native, sample_models()[0], Inventory()))
         for context in contexts
     }
-    found = features._quantized(contexts, native, unquantized)
-    return {(each.feature, each.variant): each for each in found}
+    judged = features._quantized(contexts, native, unquantized)
+    return {(record.feature, record.variant): record for record in judged}
 
 
 def test_every_native_decoder_is_judged_in_every_method() -> None:
-    found = quantized_models(described(built_in_native_names()))
-    names = [model.architecture for model in found]
+    models = quantized_models(described(built_in_native_names()))
+    names = [model.architecture for model in models]
     decoders = ("ForCausalLM", "LMHeadModel", "ChatGLMModel")
     assert {name for name in built_in_native_names() if name.endswith(decoders)} == set(names)
-    assert {method for model in found for method in model.forms} == registry.CHECKPOINT_METHODS.keys() - {"gguf"}
-    for model in found:
+    assert {method for model in models for method in model.forms} == registry.CHECKPOINT_METHODS.keys() - {"gguf"}
+    for model in models:
         for method, forms in model.forms.items():
             recognised = {registry.detect(Path(facts.path), facts.config) for _, facts in forms}
             assert recognised == {method}, (model.architecture, method)
@@ -64,12 +64,12 @@ def test_every_native_decoder_is_judged_in_every_method() -> None:
 @every("platform", ["cuda", "npu", "rocm"])
 def test_variants_that_share_answers_have_those_of_their_own_launch(platform: str) -> None:
     loaded = find_platforms()[platform].loaded
-    found = records(platform, SOME)
+    judged = records(platform, SOME)
     accepted = {True: 0, False: 0}
     for model in quantized_models(described(SOME)):
         for variant in (loaded.variants[0], loaded.variants[-1]):
             for method in METHODS:
-                record = found[f"model:{model.architecture}/{method}", variant]
+                record = judged[f"model:{model.architecture}/{method}", variant]
                 answers = launched(model, method, loaded, variant)
                 assert record.status is status(answers), (record, answers)
                 accepted[record.status.works] += 1
@@ -86,30 +86,30 @@ def status(accepted: Sequence[bool]) -> Status:
 
 
 def test_a_refusal_has_the_reason_of_the_launch() -> None:
-    found = {feature: record for (feature, _), record in records("cpu", SOME).items()}
-    glm, gpt2 = found["model:GlmForCausalLM/mxfp4"], found["model:GPT2LMHeadModel/fp8"]
+    judged = {feature: record for (feature, _), record in records("cpu", SOME).items()}
+    glm, gpt2 = judged["model:GlmForCausalLM/mxfp4"], judged["model:GPT2LMHeadModel/fp8"]
     assert (glm.status, glm.core, glm.declared) == (Status.UNSUPPORTED, Status.UNSUPPORTED, Status.SUPPORTED)
     assert glm.reason.startswith(
         "its weights are quantized with mxfp4, but GlmForCausalLM stores them in another order"
     )
     assert gpt2.reason.endswith("self_attn.query_key_value has its inputs as rows")
-    assert found["model:GPT2LMHeadModel/awq"].status is Status.SUPPORTED
-    assert found["model:GptOssForCausalLM/mxfp4"].status is Status.SUPPORTED  # as it is published
+    assert judged["model:GPT2LMHeadModel/awq"].status is Status.SUPPORTED
+    assert judged["model:GptOssForCausalLM/mxfp4"].status is Status.SUPPORTED  # as it is published
 
 
 def test_an_architecture_that_is_refused_unquantized_is_refused_in_every_method() -> None:
-    found = records("npu", ["Gemma2ForCausalLM"])
+    judged = records("npu", ["Gemma2ForCausalLM"])
     for method in METHODS:
-        record = found[f"model:Gemma2ForCausalLM/{method}", "a2"]
+        record = judged[f"model:Gemma2ForCausalLM/{method}", "a2"]
         assert (record.declared, record.reason_code) == (Status.UNSUPPORTED, "no_backend_fits")
         assert "model:Gemma2ForCausalLM/safetensors" in record.reason
 
 
 def test_the_page_has_a_table_for_variants_that_agree_and_a_row_for_architectures_that_agree() -> None:
     loaded, feature = find_platforms()["npu"].loaded, "model:LlamaForCausalLM/modelslim"
-    found = by_key(records("npu", SOME[:2]).values())
+    judged = by_key(records("npu", SOME[:2]).values())
     ran = evidence(feature, platform="npu", variant="a2")
-    shown = Matrix((loaded,), by_key(with_evidence(tuple(found.values()), [ran])), {})
+    shown = Matrix((loaded,), by_key(with_evidence(tuple(judged.values()), [ran])), {})
     page = quantized_page(shown)
     tables = {part.partition("\n")[0]: part.splitlines() for part in page.split("\n## ")[1:]}
     assert list(tables) == ["npu: a2", "npu: a3", "Evidence"]
@@ -119,7 +119,7 @@ def test_the_page_has_a_table_for_variants_that_agree_and_a_row_for_architecture
     assert row.count(" | ") == len(METHODS)
     assert row.endswith(" | ✓ e1")
     assert "capability fp8_weights" in page
-    alike = quantized_page(Matrix((loaded,), found, {}))
+    alike = quantized_page(Matrix((loaded,), judged, {}))
     assert "\n## npu: a2, a3\n" in alike
     assert any(line.startswith("`LlamaForCausalLM`, `") for line in alike.splitlines())
     assert features_of(shown, "model") == {}

@@ -17,9 +17,9 @@ from srv.platform.manifest import Manifest
 from srv.specs import CacheSpec, FullAttention, Latent, Recurrent, SlidingWindow, StateTensor
 
 
-def refused(user_input: UserInput | None, platform: Manifest, **given: Any) -> tuple[Rejection, ...]:
+def refused(user_input: UserInput | None, platform: Manifest, **arguments: Any) -> tuple[Rejection, ...]:
     with pytest.raises(Refusal) as refusal:
-        resolved(user_input, platform, **given)
+        resolved(user_input, platform, **arguments)
     return refusal.value.rejections
 
 
@@ -27,14 +27,14 @@ def test_highest_priority_that_fits_is_chosen_and_the_others_have_reasons() -> N
     platform = manifest(
         backend("slow", 1), backend("good", 5), backend("best", 9, unfit("head_dim 64 is too large", "no sinks"))
     )
-    made = resolved(on=platform)
-    choice = made.backends["prefill_attention_backend"]
+    result = resolved(on=platform)
+    choice = result.backends["prefill_attention_backend"]
     assert choice.spec.name == "good"
     assert dict(choice.rejected) == {
         "best": ("head_dim 64 is too large", "no sinks"),
         "slow": ("fits, but its priority 1 is not higher than 5",),
     }
-    assert made.config.platform.attention_backend == made.config.platform.decode_attention_backend == "good"
+    assert result.config.platform.attention_backend == result.config.platform.decode_attention_backend == "good"
 
 
 STATES = Recurrent((1, 2), (StateTensor("state", (4,), "float32"),))
@@ -108,8 +108,8 @@ def test_a_model_of_states_alone_is_refused_with_what_native_layers_lack() -> No
 def test_backend_for_one_slot_is_chosen_only_there() -> None:
     late = backend("late", 9, lambda context: Requires(slots=("decode_attention_backend",)))
     platform = manifest(late, backend("any", 1))
-    made = resolved(on=platform).config.platform
-    assert (made.prefill_attention_backend, made.decode_attention_backend) == ("any", "late")
+    platform_args = resolved(on=platform).config.platform
+    assert (platform_args.prefill_attention_backend, platform_args.decode_attention_backend) == ("any", "late")
     (rejected,) = refused(user(attention_backend="late"), platform)
     assert (rejected.code, rejected.reason) == ("backend_unfit", "it fits only decode_attention_backend here")
 
@@ -119,10 +119,10 @@ def test_backends_without_a_trait_of_a_layer_are_passed_over() -> None:
     able = replace(backend("able", 1), traits=("window",))
     platform = manifest(backend("plain", 9), able)
     windowed = (FullAttention((0, 3, 5, 8), 4, 64, 64), SlidingWindow((1, 2, 4, 6, 7, 9), 4, 64, 64, 100))
-    made = resolved(on=platform, model=model(cache_groups=windowed, architecture="Imagined"))
+    result = resolved(on=platform, model=model(cache_groups=windowed, architecture="Imagined"))
     reason = "it cannot compute layers 1-2, 4, 6-7, 9: it does not support a sliding window of 100 tokens"
-    assert made.config.platform.attention_backend == "able"
-    assert dict(made.backends["prefill_attention_backend"].rejected)["plain"] == (reason,)
+    assert result.config.platform.attention_backend == "able"
+    assert dict(result.backends["prefill_attention_backend"].rejected)["plain"] == (reason,)
     (rejected,) = refused(
         user(attention_backend="plain"), platform, model=model(cache_groups=windowed, architecture="Imagined")
     )
@@ -134,9 +134,9 @@ def test_backends_without_a_trait_of_a_layer_are_passed_over() -> None:
 def test_backend_with_a_requirement_that_the_user_violates_is_skipped() -> None:
     platform = manifest(backend("wide", 9, fits({"page_size": (64, 128)})), backend("any", 1))
     assert resolved(on=platform).config.memory.page_size == 64
-    made = resolved(user(page_size=16), platform)
-    assert made.config.platform.attention_backend == "any"
-    assert dict(made.backends["decode_attention_backend"].rejected)["wide"] == (
+    result = resolved(user(page_size=16), platform)
+    assert result.config.platform.attention_backend == "any"
+    assert dict(result.backends["decode_attention_backend"].rejected)["wide"] == (
         "requires page_size 64 or 128, not 16 (set by command line)",
     )
 
@@ -191,11 +191,11 @@ def test_automatic_decode_backend_uses_the_kv_order_of_the_selected_prefill_back
         backend("b", 5, kv_order="page_head_token"),
         backend("c", 4, kv_order="page_head_token"),
     )
-    made = resolved(user(prefill_attention_backend="c"), platform)
-    assert made.config.platform.prefill_attention_backend == "c"
-    assert made.config.platform.decode_attention_backend == "b"
-    assert made.config.platform.attention_backend is None
-    assert "same axis order" in dict(made.backends["decode_attention_backend"].rejected)["a"][0]
+    result = resolved(user(prefill_attention_backend="c"), platform)
+    assert result.config.platform.prefill_attention_backend == "c"
+    assert result.config.platform.decode_attention_backend == "b"
+    assert result.config.platform.attention_backend is None
+    assert "same axis order" in dict(result.backends["decode_attention_backend"].rejected)["a"][0]
 
 
 def test_requirements_of_two_backends_are_intersected() -> None:
@@ -219,8 +219,8 @@ def test_equal_priority_is_refused_until_the_user_names_one() -> None:
 
 
 def test_third_party_backend_can_be_chosen() -> None:
-    made = resolved(backends={"sampling": (backend("loaded_dice", 99),)})
-    assert made.config.platform.sampling_backend == "loaded_dice"
+    result = resolved(backends={"sampling": (backend("loaded_dice", 99),)})
+    assert result.config.platform.sampling_backend == "loaded_dice"
 
 
 def test_check_can_read_only_the_users_values() -> None:
@@ -283,10 +283,10 @@ def test_backends_see_the_heads_of_one_rank() -> None:
     (rejected,) = refused(user(tp_size=4), platform, model=TWELVE_HEADS, device=four)
     assert (rejected.code, rejected.what) == ("no_backend_fits", "attention backend")
     assert rejected.reason == "pairs: 3 heads (1 KV heads) are not a multiple of 2"
-    made = resolved(
+    result = resolved(
         user(tp_size=4), manifest(backend("pairs", 9, even_heads), backend("any", 1)), model=TWELVE_HEADS, device=four
     )
-    assert made.config.platform.attention_backend == "any"
+    assert result.config.platform.attention_backend == "any"
 
 
 def test_a_model_that_cannot_be_divided_is_refused_for_that_alone() -> None:
@@ -310,5 +310,5 @@ def test_a_backend_s_argument_is_refused_once_if_no_chosen_backend_reads_it() ->
     platform = manifest(reader, backend("plain", 9))
     (rejected,) = refused(user(triton_attention_num_kv_splits=3), platform)
     assert (rejected.code, rejected.reason) == ("backend_ignores", "attention backend plain does not read it")
-    made = resolved(user(triton_attention_num_kv_splits=3, attention_backend="reader"), platform)
-    assert made.config.graphs.triton_attention_num_kv_splits == 3
+    result = resolved(user(triton_attention_num_kv_splits=3, attention_backend="reader"), platform)
+    assert result.config.graphs.triton_attention_num_kv_splits == 3

@@ -64,7 +64,9 @@ def test_published_flag_belongs_to_an_argument(flag: str) -> None:
 def test_arguments_are_the_published_ones_and_our_own() -> None:
     """273 rows are published; `config` is not among these flags, and some rows have two spellings."""
     assert len(PUBLISHED) == len(set(PUBLISHED))
-    reached = {(found.name, found.deprecated) for flag in PUBLISHED if (found := find_argument_or_deprecated(flag))}
+    reached = {
+        (argument.name, argument.deprecated) for flag in PUBLISHED if (argument := find_argument_or_deprecated(flag))
+    }
     ours = {"max_request_bytes", "max_stop_strings", "graceful_shutdown_seconds", "engine_start_timeout_seconds"}
     ours |= {"max_held_request_bytes", "max_connections", "connection_timeout_seconds"}
     ours |= {"api_key_file", "admin_api_key", "allowed_hosts", "allowed_origins"}
@@ -88,7 +90,7 @@ def test_planned_argument_is_refused_by_name(argument: Argument) -> None:
 
 @every(
     ("name", "value"),
-    [(each.name, value) for each in ARGUMENTS.values() for value, _ in each.arg.planned_values],
+    [(argument.name, value) for argument in ARGUMENTS.values() for value, _ in argument.arg.planned_values],
 )
 def test_planned_choice_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(Refusal) as caught:

@@ -39,7 +39,7 @@ def test_switch_sets_its_replacement_with_a_note(switch: Argument) -> None:
 
 def test_switch_can_use_the_value_of_another_argument() -> None:
     parsed = parse(["--enable-ep-moe", "--tp-size", "8"])
-    assert {each.argument: each.value for each in parsed.statements} == {"ep_size": 8, "tp_size": 8}
+    assert {statement.argument: statement.value for statement in parsed.statements} == {"ep_size": 8, "tp_size": 8}
 
 
 def test_switch_that_is_off_sets_nothing_but_is_noted() -> None:
@@ -66,14 +66,14 @@ def test_former_name_works_in_every_origin_with_a_note(old: str, new: str, words
         parse([], {f"SRV_{old.upper()}": ",".join(words)}),
         parse([], file=file),
     ):
-        assert [(each.argument, each.value) for each in parsed.statements] == [(new, value)]
+        assert [(statement.argument, statement.value) for statement in parsed.statements] == [(new, value)]
         assert len(parsed.notes) == 1
         assert parsed.notes[0].endswith(f"{flag} is now called {ARGUMENTS[new].flag}")
 
 
 def test_a_spelling_of_another_engine_needs_no_note() -> None:
     parsed = parse(["--cuda-graph-max-bs", "8", "--disable-cuda-graph", "--base-gpu-id", "0"])
-    names = {each.argument for each in parsed.statements}
+    names = {statement.argument for statement in parsed.statements}
     assert names == {"graph_max_batch_size", "disable_graphs", "base_device_id"}
     assert parsed.notes == ()
 

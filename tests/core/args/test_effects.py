@@ -195,8 +195,8 @@ def test_graphs_and_shared_prefixes_with_a_pool_of_another_dtype(tmp_path: Path,
         with engine(small, page=16, kv_cache_dtype=dtype, **flags) as served:
             cold = served.generate(messages(small.prompts, logprobs=1))
             warm = served.generate(messages(small.prompts, logprobs=1))
-        assert [each.tokens for each in warm] == [each.tokens for each in cold]
-        outputs.append([each.tokens for each in cold])
+        assert [result.tokens for result in warm] == [result.tokens for result in cold]
+        outputs.append([result.tokens for result in cold])
     assert outputs[0] == outputs[1]
 
 
@@ -232,9 +232,9 @@ def test_quantization(small: Small, tmp_path: Path) -> None:
     weights, kinds = quantize_weights(load_file(small.folder / "model.safetensors"))
     save_file(weights, eight / "model.safetensors")
     (eight / "quant_model_description.json").write_text(json.dumps(kinds))
-    given = _logprobs(small, model_path=eight, quantization="modelslim")
-    assert given == _logprobs(small, model_path=eight)
-    distances = [abs(one - two) for one, two in zip(given, _expected(small), strict=True)]
+    logprobs = _logprobs(small, model_path=eight, quantization="modelslim")
+    assert logprobs == _logprobs(small, model_path=eight)
+    distances = [abs(one - two) for one, two in zip(logprobs, _expected(small), strict=True)]
     assert 0.001 < max(distances) < 1.0
     assert refusal(small, model_path=eight, quantization="gguf") == "other_method"
     assert refusal(small, quantization="modelslim") == "other_method"
@@ -248,11 +248,11 @@ def test_quantization(small: Small, tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     shutil.copytree(small.folder, rows)
     _quantize_rows(rows)
-    given = _logprobs(small, model_path=rows, quantization="w8a8_int8")
-    assert given == _logprobs(small, torchao_config="int8dq")
-    distances = [abs(one - two) for one, two in zip(given, _expected(small), strict=True)]
+    logprobs = _logprobs(small, model_path=rows, quantization="w8a8_int8")
+    assert logprobs == _logprobs(small, torchao_config="int8dq")
+    distances = [abs(one - two) for one, two in zip(logprobs, _expected(small), strict=True)]
     assert 0.001 < max(distances) < 1.0
-    assert given == _logprobs(small, quantization="w8a8_int8"), "an unquantized checkpoint is quantized at load"
+    assert logprobs == _logprobs(small, quantization="w8a8_int8"), "an unquantized checkpoint is quantized at load"
     assert refusal(small, model_path=file, quantization="w8a8_int8") == "other_method"
 
 
@@ -262,9 +262,9 @@ def test_quantization_of_packed_integers(small: Small, tmp_path: Path) -> None:
     for method in ("awq", "gptq", "compressed-tensors"):
         packed, plain = tmp_path / method, tmp_path / f"plain {method}"
         write_packed(packed, FORMS[method]).save_pretrained(plain)
-        given = _logprobs(small, model_path=packed, quantization=method)
-        assert given == _logprobs(small, model_path=packed)
-        distances = [abs(one - two) for one, two in zip(given, _logprobs(small, model_path=plain), strict=True)]
+        logprobs = _logprobs(small, model_path=packed, quantization=method)
+        assert logprobs == _logprobs(small, model_path=packed)
+        distances = [abs(one - two) for one, two in zip(logprobs, _logprobs(small, model_path=plain), strict=True)]
         assert 0 < max(distances) < 1.0
         assert refusal(small, model_path=packed, quantization="w8a8_int8") == "other_method"
         assert refusal(small, quantization=method) == "other_method"
@@ -278,15 +278,15 @@ def test_quantization_to_fp8(small: Small, tmp_path: Path) -> None:
     for method, form in forms.items():
         stored, plain = tmp_path / method, tmp_path / f"plain {method}"
         write_fp8(stored, FP8_FORMS[form]).save_pretrained(plain)
-        given = _logprobs(small, model_path=stored, quantization=method, dtype="float32")
-        assert given == _logprobs(small, model_path=stored, dtype="float32")
+        logprobs = _logprobs(small, model_path=stored, quantization=method, dtype="float32")
+        assert logprobs == _logprobs(small, model_path=stored, dtype="float32")
         same = _logprobs(small, model_path=plain, dtype="float32")
-        assert max(abs(one - two) for one, two in zip(given, same, strict=True)) < 1e-3
+        assert max(abs(one - two) for one, two in zip(logprobs, same, strict=True)) < 1e-3
         assert refusal(small, model_path=stored, quantization="w8a8_int8") == "other_method"
     assert refusal(small, quantization="modelopt") == "other_method"
-    given = _logprobs(small, quantization="fp8")
-    assert given == _logprobs(small, torchao_config="fp8wo")
-    distances = [abs(one - two) for one, two in zip(given, _expected(small), strict=True)]
+    logprobs = _logprobs(small, quantization="fp8")
+    assert logprobs == _logprobs(small, torchao_config="fp8wo")
+    distances = [abs(one - two) for one, two in zip(logprobs, _expected(small), strict=True)]
     assert 0.001 < max(distances) < 1.0
     assert refusal(small, model_path=tmp_path / "fp8", torchao_config="fp8wo") == "quantized_already"
     assert refusal(small, quantization="fp8", torchao_config="int8wo") == "excluded"
@@ -302,9 +302,9 @@ def test_quantization_of_blocks_with_tables(small: Small, tmp_path: Path) -> Non
         stored.mkdir()
         model = write_compressed(stored) if method == "mxfp4" else write_nf4(stored, NF4Form())
         model.save_pretrained(plain)
-        given = _logprobs(small, model_path=stored, quantization=method)
-        assert given == _logprobs(small, model_path=stored)
-        distances = [abs(one - two) for one, two in zip(given, _logprobs(small, model_path=plain), strict=True)]
+        logprobs = _logprobs(small, model_path=stored, quantization=method)
+        assert logprobs == _logprobs(small, model_path=stored)
+        distances = [abs(one - two) for one, two in zip(logprobs, _logprobs(small, model_path=plain), strict=True)]
         assert max(distances) < 1.0
         assert refusal(small, model_path=stored, quantization="awq") == "other_method"
         assert refusal(small, quantization=method) == "other_method"
@@ -328,7 +328,7 @@ def test_torchao_config(small: Small, tmp_path: Path) -> None:
     for method in ("int8dq", "int8wo"):
         pairs = zip(_logprobs(small, torchao_config=method), _expected(small), strict=True)
         far[method] = max(abs(one - two) for one, two in pairs)
-    assert all(0.001 < each < 1.0 for each in far.values())
+    assert all(0.001 < distance < 1.0 for distance in far.values())
     assert far["int8wo"] != far["int8dq"]
     file, eight = tmp_path / "model.gguf", tmp_path / "eight"
     write_gguf(file, small_model("llama", **GGUF_SIZES), "llama", GGMLQuantizationType.Q8_0)
@@ -466,14 +466,14 @@ def test_mem_fraction_static_decides(small: Small) -> None:
     flags = {"max_total_tokens": 10**10, "page_size": 4096, "max_running_requests": 1, "chunked_prefill_size": 16}
     pages = []
     for fraction in (0.4, 0.88, 0.99):
-        with engine(small, kind=_Unchecked, **flags, mem_fraction_static=fraction) as made:
-            lines = dict(made.ready.budget)
+        with engine(small, kind=_Unchecked, **flags, mem_fraction_static=fraction) as served:
+            lines = dict(served.ready.budget)
             (available,) = re.findall(r"of the ([\d.]+ \w+) that are free", lines["static"])
             (reserved,) = re.findall(r"^[\d.]+ \w+", lines["reserved"])
             (page,) = re.findall(r"^[\d.]+ \w+", lines["page"])
             expected = min(fraction * _amount(available), _amount(available) - _amount(reserved))
-            assert made.ready.pages[0] * _amount(page) == pytest.approx(expected, rel=0.01)
-            pages += made.ready.pages
+            assert served.ready.pages[0] * _amount(page) == pytest.approx(expected, rel=0.01)
+            pages += served.ready.pages
     assert pages == sorted(set(pages))
 
 
@@ -563,8 +563,8 @@ def test_disable_hybrid_swa_memory(windowed: Small) -> None:
 def test_swa_full_tokens_ratio(windowed: Small) -> None:
     pages = {}
     for ratio in (0, 0.5, 1):
-        with engine(windowed, page=PAGE, chunk=PAGE, swa_full_tokens_ratio=ratio) as made:
-            pages[ratio] = made.ready.pages
+        with engine(windowed, page=PAGE, chunk=PAGE, swa_full_tokens_ratio=ratio) as served:
+            pages[ratio] = served.ready.pages
     assert pages == {0: [256, 6], 0.5: [256, 128], 1: [256, 256]}
 
 
@@ -701,11 +701,11 @@ def test_schedule_conservativeness_admits_fewer(small: Small) -> None:
     def running(factor: float) -> int:
         with engine(small, PAGE, pool=256, schedule_conservativeness=factor) as served:
             requests = [message(str(number), [5 + number, 6, 7, 8], 28) for number in range(16)]
-            for each in requests:
-                served.send(each)
+            for request in requests:
+                served.send(request)
             served.step()
             count = served.stats().running
-            served.run([each.id for each in requests])
+            served.run([request.id for request in requests])
             return count
 
     assert running(0.01) == 16

@@ -94,9 +94,9 @@ def test_debug_tensor_dump_output_folder(small: Small, tmp_path: Path) -> None:
     assert result.tokens == small.tokens[3][:3]
     steps = dumped(tmp_path)
     assert len(steps) == 3
-    found = steps[0]["model.embed_tokens"]
+    embedded = steps[0]["model.embed_tokens"]
     expected = small.model.get_input_embeddings()(torch.tensor(prompt))
-    assert torch.allclose(found.reshape(expected.shape), expected, atol=1e-5)
+    assert torch.allclose(embedded.reshape(expected.shape), expected, atol=1e-5)
     assert {"model.layers.0.mlp", "model.layers.1.mlp"} <= steps[0].keys()
     assert len(steps[1]["model.embed_tokens"]) == 1
     with safe_open(sorted((tmp_path / "rank-0").iterdir())[0], "pt") as file:
@@ -157,9 +157,9 @@ def test_enable_nan_detection(broken: Small, caplog: pytest.LogCaptureFixture) -
             (result,) = served.generate([message("a", broken.prompts[3], 2)])
         assert result.error is not None
         assert result.error[0] == "non_finite_logits"
-        found = [record.getMessage() for record in caplog.records if "NaN" in record.getMessage()]
-        assert bool(found) is named
-        assert not named or f"{NAN_MODULE}" in found[0]
+        actual = [record.getMessage() for record in caplog.records if "NaN" in record.getMessage()]
+        assert bool(actual) is named
+        assert not named or f"{NAN_MODULE}" in actual[0]
 
 
 @covers("crash_on_nan=true", "crash_on_nan=false", platform="cpu")

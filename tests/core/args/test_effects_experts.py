@@ -45,9 +45,9 @@ def test_moe_runner_backend(mixture: Small, tmp_path: Path) -> None:
     """The backend that is named computes the experts; captured steps are refused if it cannot run in them."""
     for name in BACKENDS:
         with engine(mixture, moe_runner_backend=name) as served:
-            found = [result.tokens for result in served.generate(messages(mixture.prompts))]
+            actual = [result.tokens for result in served.generate(messages(mixture.prompts))]
             running = {name for key, name in served.ready.kernels.items() if key.startswith("experts ")}
-        assert (found, running) == (mixture.tokens, {name})
+        assert (actual, running) == (mixture.tokens, {name})
     assert refusal(mixture.folder, mixture, moe_runner_backend="torch_nativ")[0] == "unknown_backend"
     code, reason = refusal(mixture.folder, mixture, moe_runner_backend="torch_native", graph_batch_sizes="1")
     assert (code, "moe backend torch_native" in reason) == ("excluded", True), reason
@@ -78,10 +78,10 @@ def test_another_package_adds_a_backend_of_experts(
     write_plugin(tmp_path, "nothing", ADDED, group="srv.backends.moe", entry="cpu.nothing", attribute="SPEC")
     monkeypatch.syspath_prepend(tmp_path)
     with engine(mixture, moe_runner_backend="nothing") as served:
-        found = [result.tokens for result in served.generate(messages(mixture.prompts))]
+        actual = [result.tokens for result in served.generate(messages(mixture.prompts))]
         assert {name for key, name in served.ready.kernels.items() if key.startswith("experts ")} == {"nothing"}
         assert served.context.kernels.differences(served.ready.kernels) == {}
-    assert found != mixture.tokens
+    assert actual != mixture.tokens
     with engine(mixture) as served:
         assert [result.tokens for result in served.generate(messages(mixture.prompts))] == mixture.tokens
     code, reason = refusal(mixture.folder, mixture, moe_runner_backend="nothing", quantization="w8a8_int8")
@@ -110,14 +110,14 @@ def chosen(small: Small) -> list[list[int]]:
         tokens = torch.tensor([[*prompt, *output[:-1]]])
         with torch.no_grad():
             logits = small.model(tokens, output_router_logits=True).router_logits
-        for count, each in zip(counts, logits, strict=True):
-            count += torch.bincount(each.topk(config.num_experts_per_tok).indices.flatten(), minlength=len(count))
+        for count, logit in zip(counts, logits, strict=True):
+            count += torch.bincount(logit.topk(config.num_experts_per_tok).indices.flatten(), minlength=len(count))
     return [count.tolist() for count in counts]
 
 
 def counted(served: CheckedEngine, small: Small) -> ExpertUsage:
     assert served.executor.control(StartExpertCounts()) == [Answer()]
-    assert [each.tokens for each in served.generate(messages(small.prompts))] == small.tokens
+    assert [result.tokens for result in served.generate(messages(small.prompts))] == small.tokens
     (answer,) = served.executor.control(ReadExpertCounts())
     assert answer.experts is not None
     return answer.experts
@@ -183,7 +183,7 @@ def test_enable_expert_distribution_metrics(mixture: Small, tmp_path: Path) -> N
     ):
         with pytest.raises(Refusal) as refused, engine(mixture, enable_expert_distribution_metrics=True, **other):
             pass
-        assert code in [each.code for each in refused.value.rejections], str(refused.value)
+        assert code in [rejection.code for rejection in refused.value.rejections], str(refused.value)
     dense = make_small("llama", tmp_path / "dense", num_hidden_layers=1)
     code, reason = refusal(dense.folder, dense, enable_expert_distribution_metrics=True)
     assert (code, "no experts that native layers compute" in reason) == ("inert", True), reason

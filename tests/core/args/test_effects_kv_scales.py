@@ -44,7 +44,7 @@ def test_kv_cache_dtype_of_8_bit_floats(small: Small) -> None:
     """Four and three bits of precision: both are less exact than float32, and e5m2 less than e4m3."""
     exact = logprobs(small)
     four, three = (logprobs(small, kv_cache_dtype=dtype) for dtype in ("fp8_e4m3", "fp8_e5m2"))
-    worst = [max(abs(a - b) for a, b in zip(each, exact, strict=True)) for each in (four, three)]
+    worst = [max(abs(a - b) for a, b in zip(scores, exact, strict=True)) for scores in (four, three)]
     assert 1e-3 < worst[0] < worst[1] < 1.5
     assert logprobs(small, page=4, kv_cache_dtype="fp8_e4m3") == pytest.approx(four, abs=1e-3)  # by torch's operators
 
@@ -56,8 +56,8 @@ def test_graphs_and_shared_prefixes_with_a_pool_of_8_bit_floats(small: Small, tm
         with engine(small, page=16, kv_cache_dtype="fp8_e4m3", quantization_param_path=file, **flags) as served:
             cold = served.generate(messages(small.prompts, logprobs=1))
             warm = served.generate(messages(small.prompts, logprobs=1))
-        assert [each.tokens for each in warm] == [each.tokens for each in cold]
-        outputs.append([each.tokens for each in cold])
+        assert [result.tokens for result in warm] == [result.tokens for result in cold]
+        outputs.append([result.tokens for result in cold])
     assert outputs[0] == outputs[1]
 
 
@@ -97,7 +97,7 @@ def test_calculate_kv_scales(small: Small, tmp_path: Path) -> None:
     fp8 = {"kv_cache_dtype": "fp8_e4m3", "model_path": large}
     exact, unscaled = logprobs(small, model_path=large), logprobs(small, **fp8)
     calculated = [logprobs(small, chunk=chunk, **fp8, calculate_kv_scales=True) for chunk in (5, 9)]
-    worst = [max(abs(a - b) for a, b in zip(each, exact, strict=True)) for each in (unscaled, *calculated)]
+    worst = [max(abs(a - b) for a, b in zip(scores, exact, strict=True)) for scores in (unscaled, *calculated)]
     assert worst[0] > 1.5
     assert max(worst[1:]) < 1.0
     assert calculated[1] == pytest.approx(calculated[0], abs=1e-3)
@@ -122,4 +122,4 @@ def test_calculated_scales_with_graphs_and_shared_prefixes(small: Small) -> None
     with engine(small, page=16, kv_cache_dtype="fp8_e5m2", calculate_kv_scales=True) as served:
         cold = served.generate(messages(small.prompts, logprobs=1))
         warm = served.generate(messages(small.prompts, logprobs=1))
-    assert [each.tokens for each in warm] == [each.tokens for each in cold]
+    assert [result.tokens for result in warm] == [result.tokens for result in cold]

@@ -48,7 +48,7 @@ def refused(small: Small, **flags: object) -> list[tuple[str, str, str]]:
     """What an engine with these arguments refuses: arguments, codes and reasons."""
     with pytest.raises(Refusal) as refusal, engine(small, page_size=16, **flags):
         pass
-    return [(each.what, each.code, each.reason) for each in refusal.value.rejections]
+    return [(rejection.what, rejection.code, rejection.reason) for rejection in refusal.value.rejections]
 
 
 # ---- capture

@@ -51,7 +51,7 @@ def output(folder: Path, wish: str, *flags: str, source: GrammarSource = SCHEMA)
 def refusals(folder: Path, *flags: str) -> list[tuple[str, str]]:
     with pytest.raises(Refusal) as caught:
         resolve_launch(user_input(arguments(folder, *flags)))
-    return [(each.what, each.code) for each in caught.value.rejections]
+    return [(rejection.what, rejection.code) for rejection in caught.value.rejections]
 
 
 @covers(

@@ -34,7 +34,7 @@ def steps(small: Small, prompts: Sequence[list[int]], **flags: object) -> int:
     """Number of steps until each prompt has one token."""
     with engine(small, pool=POOL, overlap=False, **EAGER, **flags) as served:
         results = served.generate(messages(prompts, 1))
-        assert [len(each.tokens) for each in results] == [1] * len(prompts)
+        assert [len(result.tokens) for result in results] == [1] * len(prompts)
         return served.stats().steps
 
 
@@ -50,8 +50,8 @@ def test_max_prefill_tokens(small: Small) -> None:
     """131 prompts of 250 tokens are one step for the larger limit; at the smallest one, each prompt is a step."""
     prompts = distinct(131, 250)
     flags = {"chunk": -1, "max_running_requests": len(prompts)}
-    found = [steps(small, prompts, max_prefill_tokens=limit, **flags) for limit in (16384, 32768)]
-    assert found == [3, 1]
+    actual = [steps(small, prompts, max_prefill_tokens=limit, **flags) for limit in (16384, 32768)]
+    assert actual == [3, 1]
     assert steps(small, prompts[:3], chunk=-1, max_prefill_tokens=1) == 3
 
 
@@ -60,12 +60,12 @@ def test_max_running_requests(small: Small) -> None:
     for limit in (256, 512):
         with engine(small, pool=POOL, chunk=4096, max_running_requests=limit, **EAGER) as served:
             requests = messages(distinct(limit + 1), 2)
-            for each in requests:
-                served.send(each)
+            for request in requests:
+                served.send(request)
             served.step()
-            found = served.stats()
-            served.run([each.id for each in requests])
-        assert (found.running, found.waiting) == (limit, 1)
+            actual = served.stats()
+            served.run([request.id for request in requests])
+        assert (actual.running, actual.waiting) == (limit, 1)
 
 
 @covers("max_queued_requests=4096", "max_queued_requests=8192", platform="cpu")
@@ -77,12 +77,12 @@ def test_max_queued_requests(small: Small) -> None:
             served.send(running)
             served.step()
             requests = messages(distinct(limit + 2), 2)
-            for each in requests:
-                served.send(each)
+            for request in requests:
+                served.send(request)
             served.step()
-            refused = [each.id for each in requests if (error := served.results[each.id].error)]
-            codes = {error[0] for each in requests if (error := served.results[each.id].error)}
+            refused = [request.id for request in requests if (error := served.results[request.id].error)]
+            codes = {error[0] for request in requests if (error := served.results[request.id].error)}
             served.send(Abort(None))
-            served.run([each.id for each in (running, *requests)])
-        assert refused == [each.id for each in requests[limit:]]
+            served.run([request.id for request in (running, *requests)])
+        assert refused == [request.id for request in requests[limit:]]
         assert codes == {"queue_full"}

@@ -171,6 +171,6 @@ def test_delete_ckpt_after_loading(small: Small, tmp_path: Path) -> None:
 def test_what_has_no_effect_or_is_not_there_is_refused(
     small: Small, flags: dict[str, Any], code: str, named: str
 ) -> None:
-    found, text = refused(small, **flags)
-    assert found == code
+    actual_code, text = refused(small, **flags)
+    assert actual_code == code
     assert named in text

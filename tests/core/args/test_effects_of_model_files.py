@@ -102,8 +102,8 @@ def test_json_model_override_args(small: Small, capsys: pytest.CaptureFixture[st
     ],
 )
 def test_overrides_that_are_refused(small: Small, overrides: str, code: str, named: str) -> None:
-    found, text = refused(small.folder, json_model_override_args=overrides)
-    assert found == code
+    actual_code, text = refused(small.folder, json_model_override_args=overrides)
+    assert actual_code == code
     assert named in text
 
 
@@ -175,8 +175,11 @@ def acme_tokenizer(folder: Path, name: str, *, listed: bool = False) -> None:
     """A tokenizer that only code of the folder implements. `name`: of the class in `auto_map`."""
     (folder / "tokenizer.json").unlink(missing_ok=True)
     (folder / "vocab.txt").write_text("he")
-    stated = {"tokenizer_class": "AcmeTokenizer", "auto_map": {"AutoTokenizer": [name, None] if listed else name}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(stated))
+    tokenizer_config = {
+        "tokenizer_class": "AcmeTokenizer",
+        "auto_map": {"AutoTokenizer": [name, None] if listed else name},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     (folder / "tokenization_acme.py").write_text(TOKENIZER)
 
 

@@ -36,10 +36,10 @@ def test_fp8_gemm_backend(tmp_path: Path) -> None:
             tokens.append([result.tokens for result in served.generate(messages(small.prompts))])
             planned, running = served.context.kernels, served.ready.kernels
         assert planned.differences(running) == {}
-        found = [each for each in planned.kernels if each.key.startswith("linear_fp8 ")]
-        assert {each.name for each in found} == {implementation}
-        assert {each.slower for each in found} == {""}
-        assert all((each.because == "fp8_gemm_backend names it") == (name != "auto") for each in found)
+        actual = [kernel for kernel in planned.kernels if kernel.key.startswith("linear_fp8 ")]
+        assert {kernel.name for kernel in actual} == {implementation}
+        assert {kernel.slower for kernel in actual} == {""}
+        assert all((kernel.because == "fp8_gemm_backend names it") == (name != "auto") for kernel in actual)
     assert tokens[0] == tokens[1] == tokens[2]
 
     online = ("--quantization", "fp8", "--fp8-gemm-backend")
@@ -49,11 +49,11 @@ def test_fp8_gemm_backend(tmp_path: Path) -> None:
     (refused,) = refusals(small.folder, *online, "torch_nativ")
     assert refused.remedy.startswith("Did you mean torch_native?")
     unfit = refusals(small.folder, *online, "native", "--dtype", "float16")
-    assert {each.code for each in unfit} == {"op_missing"}
+    assert {refusal.code for refusal in unfit} == {"op_missing"}
     assert "float16 is not one of" in unfit[0].reason
     assert "Leave out --fp8-gemm-backend" in unfit[0].remedy
     for flags in ((), ("--quantization", "fp8", "--model-impl", "transformers")):
-        assert "inert" in [each.code for each in refusals(small.folder, "--fp8-gemm-backend", "native", *flags)]
+        assert "inert" in [refusal.code for refusal in refusals(small.folder, "--fp8-gemm-backend", "native", *flags)]
 
 
 @covers("mxfp4_moe_precision=default", "mxfp4_moe_precision=bf16", platform="cpu")
@@ -79,4 +79,4 @@ def test_mxfp4_moe_precision(tmp_path: Path) -> None:
     (refused,) = refusals(tmp_path, *unrounded, "--dtype", "float32")
     assert (refused.what, refused.code) == ("mxfp4_moe_precision", "excluded")
     for folder, more in ((dense.folder, ("--dtype", "bfloat16")), (tmp_path, ("--model-impl", "transformers"))):
-        assert "inert" in [each.code for each in refusals(folder, *unrounded, *more)]
+        assert "inert" in [refusal.code for refusal in refusals(folder, *unrounded, *more)]

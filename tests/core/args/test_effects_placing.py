@@ -60,7 +60,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 def engine_process(small: Small, *arguments: str, script: Sequence[str] = (ENGINE,), **environment: str) -> Any:
     """What the script, with its own arguments, prints for the engine of these arguments."""
     common = ("--model-path", str(small.folder), "--dtype", "float32", "--max-total-tokens", "64", "--disable-graphs")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", *script, *common, *arguments],
         env={**os.environ, **environment},
         capture_output=True,
@@ -68,8 +68,8 @@ def engine_process(small: Small, *arguments: str, script: Sequence[str] = (ENGIN
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr[-2000:]
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 @pytest.mark.skipif(not TOY, reason="the plugin is not installed: pip install -e plugins/toy_device")
@@ -77,8 +77,8 @@ def engine_process(small: Small, *arguments: str, script: Sequence[str] = (ENGIN
 def test_base_device_id(small: Small) -> None:
     """The engine computes on that device, and its memory is measured there."""
     for index in (0, 1):
-        found = engine_process(small, "--device", "toy", "--base-device-id", str(index), SRV_TOY_DEVICES="2")
-        assert (found["device"], found["measured"]) == (f"toy:{index}", f"toy:{index}")
+        actual = engine_process(small, "--device", "toy", "--base-device-id", str(index), SRV_TOY_DEVICES="2")
+        assert (actual["device"], actual["measured"]) == (f"toy:{index}", f"toy:{index}")
 
 
 @pytest.mark.slow
@@ -89,8 +89,8 @@ def test_steps_run_on_the_device_of_their_engine(small: Small) -> None:
     paths = os.pathsep.join([str(Path(engine_small.__file__).parent), os.environ.get("PYTHONPATH", "")])
     script = (TOKENS, json.dumps(small.prompts[0]))
     flags = ("--device", "cuda", "--base-device-id", "1", "--attention-backend", "triton")
-    found = engine_process(small, *flags, script=script, **simulated, PYTHONPATH=paths, TRITON_INTERPRET="1")
-    assert found == {"device": "gpusim:1", "tokens": [small.tokens[0][:2]]}
+    actual = engine_process(small, *flags, script=script, **simulated, PYTHONPATH=paths, TRITON_INTERPRET="1")
+    assert actual == {"device": "gpusim:1", "tokens": [small.tokens[0][:2]]}
 
 
 @pytest.mark.slow
@@ -108,11 +108,11 @@ def test_device_id_step(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = {}
     for step, flags in steps.items():
         common: dict[str, Any] = {"device": "cuda", "page": 16, "pool": 256, "sampling_backend": "pytorch"}
-        with engine(small, **common, tp_size=2, device_id_step=step, **flags) as made:
-            assert isinstance(made.executor, MultiProcessExecutor)
-            devices[step] = [rank.device for rank in made.executor.measure()]
-            assert [result.tokens for result in made.generate(messages(prompts, 3))] == expected
-            assert made.ready.graph_rows == ([2] if step == 1 else [])
+        with engine(small, **common, tp_size=2, device_id_step=step, **flags) as served:
+            assert isinstance(served.executor, MultiProcessExecutor)
+            devices[step] = [rank.device for rank in served.executor.measure()]
+            assert [result.tokens for result in served.generate(messages(prompts, 3))] == expected
+            assert served.ready.graph_rows == ([2] if step == 1 else [])
     assert devices == {1: ["gpusim:0", "gpusim:1"], 2: ["gpusim:1", "gpusim:3"]}
 
 

@@ -58,7 +58,7 @@ def tokens(model: Small, **flags: object) -> list[list[int]]:
 def refusals(model: Small, **flags: object) -> dict[str, Rejection]:
     with pytest.raises(Refusal) as refused, engine(model, page=4, **flags):
         pass
-    return {each.what: each for each in refused.value.rejections}
+    return {rejection.what: rejection for rejection in refused.value.rejections}
 
 
 @covers("nsa_prefill_backend=torch_native", "nsa_decode_backend=torch_native", platform="cpu")
@@ -90,8 +90,8 @@ def test_nsa_decode_backend(sparse: Small) -> None:
 
 @pytest.mark.usefixtures("zero_attention")
 def test_a_value_that_is_overridden_is_refused(sparse: Small) -> None:
-    found = refusals(sparse, **{PREFILL: "torch_native", "prefill_attention_backend": "zero"})
-    assert {name: (each.code, each.reason) for name, each in found.items()} == {
+    actual = refusals(sparse, **{PREFILL: "torch_native", "prefill_attention_backend": "zero"})
+    assert {name: (rejection.code, rejection.reason) for name, rejection in actual.items()} == {
         "prefill_attention_backend": ("inert", "nsa_prefill_backend overrides it")
     }
 
@@ -108,6 +108,6 @@ def test_only_backends_of_sparse_attention_and_models_with_it_are_accepted(
         assert (unknown.code, unknown.what) == ("unknown_backend", argument)
         assert "Available backends: native, torch_native" in unknown.remedy
     plain = make_small("llama", tmp_path_factory.mktemp("plain"), num_hidden_layers=1)
-    found = refusals(plain, **{PREFILL: "torch_native", DECODE: "fa3", "attention_backend": "torch_native"})
-    assert {name: each.code for name, each in found.items()} == {PREFILL: "inert", DECODE: "inert"}
-    assert found[DECODE].reason == "no layer of the model has an indexer, which chooses the keys of sparse attention"
+    actual = refusals(plain, **{PREFILL: "torch_native", DECODE: "fa3", "attention_backend": "torch_native"})
+    assert {name: rejection.code for name, rejection in actual.items()} == {PREFILL: "inert", DECODE: "inert"}
+    assert actual[DECODE].reason == "no layer of the model has an indexer, which chooses the keys of sparse attention"

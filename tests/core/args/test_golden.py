@@ -95,11 +95,11 @@ def make(folder: Path) -> Path:
 
 def blocks() -> dict[str, str]:
     """Expected text by command."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for block in GOLDEN.read_text(encoding="utf-8").rstrip("\n").split("\n\n$ "):
         command, _, text = block.removeprefix("$ ").partition("\n")
-        found[command] = text
-    return found
+        texts[command] = text
+    return texts
 
 
 @pytest.fixture(autouse=True)
@@ -124,20 +124,20 @@ def codes() -> set[str]:
     }  # position of the code among the arguments
     root = Path(__file__).resolve().parents[3] / "core/srv"
     sources = [*(root / "args").rglob("*.py"), *(root / "cli").glob("*.py")]
-    found: set[str] = set()
+    actual: set[str] = set()
     for node in (node for path in sources for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             code = node.args[place[name]] if len(node.args) > place.get(name, 99) else None
             if isinstance(code, ast.Constant) and isinstance(code.value, str):
-                found.add(code.value)
-    return found
+                actual.add(code.value)
+    return actual
 
 
 def test_every_reachable_code_is_in_the_snapshot() -> None:
-    known, shown = codes(), set(CODE.findall(GOLDEN.read_text(encoding="utf-8")))
-    assert {"planned", "bad_value", "unknown_flag", "dtype_missing", "too_few"} <= known
-    assert known - shown == UNREACHABLE
+    reachable, shown = codes(), set(CODE.findall(GOLDEN.read_text(encoding="utf-8")))
+    assert {"planned", "bad_value", "unknown_flag", "dtype_missing", "too_few"} <= reachable
+    assert reachable - shown == UNREACHABLE
 
 
 def write() -> None:

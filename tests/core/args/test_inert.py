@@ -21,7 +21,7 @@ ENCODER = model(cache_groups=(FullAttention((), 4, 64, 64),), pooling="mean", ge
 POOLED_DECODER = model(pooling="last", generates=False)
 ONE_WINDOW = model(cache_groups=(SlidingWindow(tuple(range(10)), 4, 64, 64, 100),))
 THREE = tuple(
-    replace(each, traits=("window",)) for each in (backend("plain"), backend("fast", 20), backend("third", 5))
+    replace(spec, traits=("window",)) for spec in (backend("plain"), backend("fast", 20), backend("third", 5))
 )
 
 
@@ -30,7 +30,7 @@ def refusals(facts: ModelFacts, **values: Any) -> dict[str, Rejection]:
     try:
         resolved(user(**values), manifest(*THREE, capabilities=CAPABLE | {"torch_compile", "fp8_kv"}), model=facts)
     except Refusal as refusal:
-        return {each.what: each for each in refusal.rejections}
+        return {rejection.what: rejection for rejection in refusal.rejections}
     return {}
 
 
@@ -70,18 +70,20 @@ def refusals(facts: ModelFacts, **values: Any) -> dict[str, Rejection]:
 def test_a_value_that_can_do_nothing_is_refused(
     facts: ModelFacts, values: dict[str, Any], argument: str, reason: str
 ) -> None:
-    found = refusals(facts, **values)
-    assert list(found) == [argument]
-    assert found[argument].code == "inert"
-    assert reason in found[argument].reason
-    assert found[argument].remedy.endswith(".")
+    actual = refusals(facts, **values)
+    assert list(actual) == [argument]
+    assert actual[argument].code == "inert"
+    assert reason in actual[argument].reason
+    assert actual[argument].remedy.endswith(".")
 
 
 def test_a_pool_of_8_bit_floats_and_its_scales_are_refused_without_a_pool() -> None:
     for source in ({"quantization_param_path": Path("scales.json")}, {"calculate_kv_scales": True}):
-        found = refusals(ENCODER, kv_cache_dtype="fp8_e4m3", **source)
-        assert {name: each.code for name, each in found.items()} == dict.fromkeys(("kv_cache_dtype", *source), "inert")
-        assert all("it has no KV pool" in each.reason for each in found.values())
+        actual = refusals(ENCODER, kv_cache_dtype="fp8_e4m3", **source)
+        assert {name: rejection.code for name, rejection in actual.items()} == dict.fromkeys(
+            ("kv_cache_dtype", *source), "inert"
+        )
+        assert all("it has no KV pool" in rejection.reason for rejection in actual.values())
 
 
 @every(
@@ -121,8 +123,8 @@ def test_defaults_of_a_platform_are_accepted() -> None:
 
 
 def test_another_reason_to_refuse_the_value_replaces_this_one() -> None:
-    found = refusals(model(), swa_full_tokens_ratio=0.5, disable_hybrid_swa_memory=True)
-    assert {name: each.code for name, each in found.items()} == {
+    actual = refusals(model(), swa_full_tokens_ratio=0.5, disable_hybrid_swa_memory=True)
+    assert {name: rejection.code for name, rejection in actual.items()} == {
         "swa_full_tokens_ratio": "excluded",
         "disable_hybrid_swa_memory": "inert",
     }

@@ -109,8 +109,8 @@ def test_commands_import_only_what_they_need(words: str, too_much: set[str]) -> 
         f"found = sorted({too_much!r} & set(sys.modules))\n"
         "sys.exit(f'imported {found}' if found else 0)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 0, process.stderr
 
 
 def test_empty_list(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,8 +187,8 @@ def test_schema_has_exactly_the_names_of_arguments() -> None:
 
 
 def follow(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = SCHEMA["properties"][name]
-    return SCHEMA["properties"][found["$ref"].rpartition("/")[2]] if "$ref" in found else found
+    schema: dict[str, Any] = SCHEMA["properties"][name]
+    return SCHEMA["properties"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
 
 
 def obeys(value: Any, schema: dict[str, Any]) -> bool:
@@ -204,7 +204,7 @@ def obeys(value: Any, schema: dict[str, Any]) -> bool:
         "maximum": lambda operand: value <= operand,
         "exclusiveMinimum": lambda operand: value > operand,
         "exclusiveMaximum": lambda operand: value < operand,
-        "anyOf": lambda operand: any(obeys(value, each) for each in operand),
+        "anyOf": lambda operand: any(obeys(value, option) for option in operand),
         "minItems": lambda operand: len(value) >= operand,
         "items": lambda operand: all(obeys(part, operand) for part in value),
     }
@@ -268,8 +268,8 @@ def complete(script: Path, line: str) -> set[str]:
         f"source {script}; COMP_WORDS=({' '.join(repr(word) for word in words)}); COMP_CWORD={len(words) - 1}; _srv; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    done = subprocess.run([BASH, "-c", code], capture_output=True, text=True, timeout=30, check=True)
-    return set(done.stdout.split())
+    process = subprocess.run([BASH, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    return set(process.stdout.split())
 
 
 BASH = shutil.which("bash") or ""

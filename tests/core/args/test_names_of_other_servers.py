@@ -29,7 +29,7 @@ def checkpoints(folder: Path) -> dict[str, Path]:
     write_packed(folder / "gptq", gptq(), num_hidden_layers=1)
     write_packed(folder / "compressed-tensors", compressed(), num_hidden_layers=1)
     write_fp8(folder / "fp8", FP8_FORMS["fp8, static"], num_hidden_layers=1)
-    write_fp8(folder / "modelopt", next(each for each in FP8_FORMS.values() if each.method == "modelopt"))
+    write_fp8(folder / "modelopt", next(form for form in FP8_FORMS.values() if form.method == "modelopt"))
     write_mixed(folder / "int8", {"_proj": of_int8()}, config_of({("Linear",): of_int8()}, "int-quantized"))
     return {path.name: path for path in folder.iterdir()}
 
@@ -58,7 +58,7 @@ def test_a_method_has_the_names_of_the_kernels_that_read_its_weights(tmp_path: P
             first = plan.refusals[0]
             assert (first.what, first.code) == ("quantization", "other_method"), (method, name)
             assert first.reason.endswith(f"are quantized with {CALLED.get(method, method)}")
-            assert not any(f"quantized with {name}" in each.reason for each in plan.refusals), plan.refusals
+            assert not any(f"quantized with {name}" in refusal.reason for refusal in plan.refusals), plan.refusals
 
 
 @every("name", ["marlin", "moe_wna16", "awq"])
@@ -79,16 +79,16 @@ def test_unquantized_weights_become_fp8_by_either_name(tmp_path: Path) -> None:
 
 def test_a_planned_method_is_not_said_to_be_that_of_the_weights(tmp_path: Path) -> None:
     write_packed(tmp_path, AWQ, num_hidden_layers=1)
-    reasons = {each.code: each.reason for each in planned(tmp_path, "--quantization", "qoq").refusals}
+    reasons = {refusal.code: refusal.reason for refusal in planned(tmp_path, "--quantization", "qoq").refusals}
     assert "planned" in reasons
     assert not any("quantized with qoq" in reason for reason in reasons.values())
 
 
-@every(("given", "dtype"), [("bf16", "bfloat16"), ("fp8", "fp8_e4m3"), ("fp8_e5m2", "fp8_e5m2")])
-def test_dtypes_of_a_pool_have_the_names_of_other_servers(given: str, dtype: str, tmp_path: Path) -> None:
-    folder = tmp_path / given
+@every(("name", "dtype"), [("bf16", "bfloat16"), ("fp8", "fp8_e4m3"), ("fp8_e5m2", "fp8_e5m2")])
+def test_dtypes_of_a_pool_have_the_names_of_other_servers(name: str, dtype: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
     small_model("llama", dtype=torch.bfloat16).save_pretrained(folder)
-    plan = planned(folder, "--kv-cache-dtype", given)
+    plan = planned(folder, "--kv-cache-dtype", name)
     assert plan.refusals == ()
     assert plan.resolved.provenance["kv_cache_dtype"].value == dtype
 
@@ -96,6 +96,6 @@ def test_dtypes_of_a_pool_have_the_names_of_other_servers(given: str, dtype: str
 def test_a_format_that_is_recognised_needs_no_value(tmp_path: Path) -> None:
     small_model("llama").save_pretrained(tmp_path)
     refusals: dict[str, Rejection] = {
-        each.code: each for each in planned(tmp_path, "--load-format", "bitsandbytes").refusals
+        refusal.code: refusal for refusal in planned(tmp_path, "--load-format", "bitsandbytes").refusals
     }
     assert "recognised by their configuration and need no value" in refusals["planned"].reason

@@ -11,19 +11,19 @@ from srv.errors import Refusal
 from srv.platform.facts import Default
 from srv.specs import FullAttention
 
-DEPENDENT = [each for each in ARGUMENTS.values() if each.arg.only_with]
+DEPENDENT = [argument for argument in ARGUMENTS.values() if argument.arg.only_with]
 
 
 def test_a_value_without_effect_is_refused_with_what_is_missing() -> None:
     with pytest.raises(Refusal) as refusal:
         resolved(user(pooling="mean", speculative_num_draft_tokens=4))
-    found = {each.what: each for each in refusal.value.rejections}
-    assert {each.code for each in found.values()} == {"other_missing"}
-    assert (found["pooling"].reason, found["pooling"].remedy) == (
+    actual = {rejection.what: rejection for rejection in refusal.value.rejections}
+    assert {rejection.code for rejection in actual.values()} == {"other_missing"}
+    assert (actual["pooling"].reason, actual["pooling"].remedy) == (
         "it has no effect while is_embedding is false",
         "Set is_embedding too, or leave it out.",
     )
-    assert found["speculative_num_draft_tokens"].reason == "it has no effect while speculative_algorithm is unset"
+    assert actual["speculative_num_draft_tokens"].reason == "it has no effect while speculative_algorithm is unset"
 
 
 def test_it_is_accepted_with_the_other_argument_or_as_the_default() -> None:
@@ -39,7 +39,7 @@ def test_what_would_leave_nothing_to_serve_is_refused() -> None:
     ):
         with pytest.raises(Refusal) as refusal:
             resolved(user(**values), model=encoder if argument == "is_embedding" else model())
-        assert [(each.what, each.code) for each in refusal.value.rejections] == [(argument, "excluded")]
+        assert [(rejection.what, rejection.code) for rejection in refusal.value.rejections] == [(argument, "excluded")]
 
 
 def test_a_default_of_a_platform_is_accepted_without_effect() -> None:
@@ -56,5 +56,5 @@ def test_values_that_are_tried_alone_come_with_what_they_need() -> None:
 
 
 def test_prerequisites_are_arguments_that_depend_on_no_other() -> None:
-    assert [each.name for each in DEPENDENT if not set(each.arg.only_with) <= ARGUMENTS.keys()] == []
-    assert [name for each in DEPENDENT for name in each.arg.only_with if ARGUMENTS[name].arg.only_with] == []
+    assert [argument.name for argument in DEPENDENT if not set(argument.arg.only_with) <= ARGUMENTS.keys()] == []
+    assert [name for argument in DEPENDENT for name in argument.arg.only_with if ARGUMENTS[name].arg.only_with] == []

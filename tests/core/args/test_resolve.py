@@ -61,8 +61,8 @@ def test_a_default_of_the_platform_yields_to_a_setting_that_excludes_it() -> Non
     assert resolved(on=platform).config.graphs.graph_batch_sizes == (1, 4)
     provenance = resolved(user(disable_graphs=True), platform).provenance["graph_batch_sizes"]
     assert (provenance.layer, provenance.value) == (Layer.GENERIC, None)
-    found = rejections(user(disable_graphs=True, graph_batch_sizes=(1, 4)), platform)
-    assert found["graph_batch_sizes"].code == "excluded"
+    actual = rejections(user(disable_graphs=True, graph_batch_sizes=(1, 4)), platform)
+    assert actual["graph_batch_sizes"].code == "excluded"
 
 
 def test_defaults_of_a_platform_that_exclude_each_other_are_refused() -> None:
@@ -81,7 +81,7 @@ def test_command_line_overrides_environment_and_file() -> None:
     assert resolved(both(file, env, cli)).config.server.port == 1001
     assert resolved(both(file, env)).config.server.port == 1002
     provenance = resolved(both(file, env, cli)).provenance["port"]
-    assert [each.value for each in provenance.overridden] == [1002, 1003, 30000]
+    assert [statement.value for statement in provenance.overridden] == [1002, 1003, 30000]
 
 
 def test_auto_on_the_command_line_cancels_the_value_of_the_file() -> None:
@@ -172,16 +172,17 @@ def test_reason_of_the_static_fraction_says_which_rule_applied() -> None:
 
 
 def test_part_of_a_platform_can_replace_parts_of_core() -> None:
-    known = Contribution(
+    replacement = Contribution(
         "reserved_memory", "steps", lambda context: 5 * GIB, "it was measured", replaces=("activations", "sampling")
     )
     plain = {part.name: part for part in resolved().quantities["reserved_memory"].parts}
     mine = {
-        part.name: part for part in resolved(on=manifest(contributions=(known,))).quantities["reserved_memory"].parts
+        part.name: part
+        for part in resolved(on=manifest(contributions=(replacement,))).quantities["reserved_memory"].parts
     }
     assert plain.keys() - mine.keys() == {"activations", "sampling"}
     assert mine.keys() - plain.keys() == {"steps"}
-    unknown = replace(known, replaces=("nothing",))
+    unknown = replace(replacement, replaces=("nothing",))
     with pytest.raises(PluginError, match="srv has no part nothing of it"):
         resolved(on=manifest(contributions=(unknown,)))
 
@@ -225,15 +226,15 @@ def test_constraint_is_not_checked_on_a_refused_value() -> None:
 
 def test_all_refusals_are_collected() -> None:
     user_input = user(port=0, dp_size=2, context_length=5000, attention_backend="palin", page_size=0)
-    found = rejections(user_input)
-    assert {what: rejected.code for what, rejected in found.items()} == {
+    actual = rejections(user_input)
+    assert {what: rejected.code for what, rejected in actual.items()} == {
         "port": "bad_value",
         "dp_size": "planned",
         "context_length": "context_over_model",
         "attention_backend": "unknown_backend",
         "page_size": "bad_value",
     }
-    assert all(rejected.reason and rejected.remedy and rejected.who == "command line" for rejected in found.values())
+    assert all(rejected.reason and rejected.remedy and rejected.who == "command line" for rejected in actual.values())
 
 
 def test_refusals_of_parsing_come_first() -> None:
@@ -265,8 +266,8 @@ def test_capabilities_determine_defaults_and_refuse_other_values() -> None:
     assert config.schedule.chunked_prefill_size == -1
     assert config.model.dtype == "float32"
     switches = {"disable_radix_cache": False, "disable_overlap_schedule": False}
-    found = rejections(user(**switches, chunked_prefill_size=512, dtype="float16"), platform)
-    assert set(found) == {
+    actual = rejections(user(**switches, chunked_prefill_size=512, dtype="float16"), platform)
+    assert set(actual) == {
         "disable_radix_cache",
         "disable_overlap_schedule",
         "chunked_prefill_size",
@@ -276,9 +277,9 @@ def test_capabilities_determine_defaults_and_refuse_other_values() -> None:
 
 def test_host_memory_limits_the_pool_with_a_reason() -> None:
     platform = manifest(capabilities=frozenset({"host_memory", "bfloat16", "paged_kv", "chunked_prefill"}))
-    made = resolved(user(max_running_requests=4, page_size=16), platform)
-    assert made.config.memory.max_total_tokens == 2 * 4 * 1008
-    assert "running requests" in made.provenance["max_total_tokens"].reason
+    result = resolved(user(max_running_requests=4, page_size=16), platform)
+    assert result.config.memory.max_total_tokens == 2 * 4 * 1008
+    assert "running requests" in result.provenance["max_total_tokens"].reason
     assert resolved().config.memory.max_total_tokens is None
 
 
@@ -308,10 +309,10 @@ def test_without_model_values_that_depend_on_it_are_unset() -> None:
 
 
 def test_without_platform_only_core_and_user_set_values() -> None:
-    made = resolve(user(page_size=16))
-    assert made.config.memory.page_size == 16
-    assert made.platform is None
-    assert made.backends == {}
+    result = resolve(user(page_size=16))
+    assert result.config.memory.page_size == 16
+    assert result.platform is None
+    assert result.backends == {}
 
 
 def test_platform_and_device_must_be_passed_together() -> None:

@@ -58,29 +58,29 @@ def context_of(reads: tuple[str, ...], facts: Facts | None = None, **values: Any
 def broken(**values: Any) -> set[tuple[str, str]]:
     """(argument, code) of every constraint of core that these values violate, besides those of test_inert.py."""
     return {
-        (each.argument, each.code)
-        for each in (*CONSTRAINTS, *DEVICE_CONSTRAINTS, *USER_CONSTRAINTS)
-        if each.code != "inert"
-        and each.check(context_of((each.argument, *each.reads), SHARDABLE, **values)) is not None
+        (constraint.argument, constraint.code)
+        for constraint in (*CONSTRAINTS, *DEVICE_CONSTRAINTS, *USER_CONSTRAINTS)
+        if constraint.code != "inert"
+        and constraint.check(context_of((constraint.argument, *constraint.reads), SHARDABLE, **values)) is not None
     }
 
 
 def given(argument: str, facts: Facts | None = None, **values: Any) -> Any:
     """The value of core's defaults for an argument; all defaults that apply must agree."""
     values_found = [
-        each.compute(context_of(each.reads, facts, **values))
-        for each in DEFAULTS
-        if isinstance(each, Default) and each.argument == argument
+        default.compute(context_of(default.reads, facts, **values))
+        for default in DEFAULTS
+        if isinstance(default, Default) and default.argument == argument
     ]
-    found = [value for value in values_found if value is not None]
-    assert all(value == found[0] for value in found)
-    return found[0] if found else None
+    actual = [value for value in values_found if value is not None]
+    assert all(value == actual[0] for value in actual)
+    return actual[0] if actual else None
 
 
 def part(name: str, facts: Facts | None = None, **values: Any) -> float:
     """The amount of core's contribution with this name: bytes, or a share of the remaining memory."""
-    (found,) = (each for each in CONTRIBUTIONS if each.name == name)
-    return found.compute(context_of(found.reads, facts, **values))
+    (contribution,) = (contribution for contribution in CONTRIBUTIONS if contribution.name == name)
+    return contribution.compute(context_of(contribution.reads, facts, **values))
 
 
 def reserved(name: str, facts: Facts | None = None, **values: Any) -> float:
@@ -190,7 +190,9 @@ def test_compatible_values_violate_no_constraint(values: dict[str, Any]) -> None
     assert broken(**values) == set()
 
 
-@every("constraint", (*CONSTRAINTS, *USER_CONSTRAINTS), ids=lambda each: f"{each.argument}-{each.code}")
+@every(
+    "constraint", (*CONSTRAINTS, *USER_CONSTRAINTS), ids=lambda constraint: f"{constraint.argument}-{constraint.code}"
+)
 def test_remedy_of_a_constraint_is_a_sentence(constraint: Any) -> None:
     assert constraint.remedy[0].isupper()
     assert constraint.remedy.endswith(".")
@@ -327,8 +329,8 @@ def test_arguments_of_graphs_are_refused_without_the_capability(values: dict[str
 def test_core_does_not_set_a_size_that_the_platform_does_not_support() -> None:
     """The platform's own default is accepted, but a value of the user is refused."""
     declared = (Support("graph_max_batch_size", "unsupported", "it chooses them itself"),)
-    for own, expected in (((), None), ((Default("graph_max_batch_size", lambda context: 5, "it has room"),), 5)):
-        on = manifest(capabilities=CAPABLE, support=declared, defaults=own)
+    for defaults, expected in (((), None), ((Default("graph_max_batch_size", lambda context: 5, "it has room"),), 5)):
+        on = manifest(capabilities=CAPABLE, support=declared, defaults=defaults)
         assert resolved(on=on).config.graphs.graph_max_batch_size == expected
         with pytest.raises(Refusal, match="it chooses them itself"):
             resolved(user(graph_max_batch_size=4), on=on)
@@ -453,7 +455,7 @@ def test_pools_of_8_bit_floats_and_their_scales_need_each_other_and_the_capabili
     ):
         with pytest.raises(Refusal) as refusal:
             resolved(user(**values), able, model=facts)
-        assert code in [each.code for each in refusal.value.rejections]
+        assert code in [rejection.code for rejection in refusal.value.rejections]
 
 
 @every(

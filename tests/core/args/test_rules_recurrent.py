@@ -23,7 +23,7 @@ def refusals(facts: ModelFacts, **values: Any) -> dict[str, Rejection]:
     try:
         resolved(user(**values), manifest(capabilities=WITH_ALL), model=facts)
     except Refusal as refusal:
-        return {each.what: each for each in refusal.rejections}
+        return {rejection.what: rejection for rejection in refusal.rejections}
     return {}
 
 
@@ -47,9 +47,9 @@ def refusals(facts: ModelFacts, **values: Any) -> dict[str, Rejection]:
     ],
 )
 def test_what_is_refused(facts: ModelFacts, values: dict[str, Any], code: str, reason: str) -> None:
-    found = refusals(facts, **values)
-    assert list(found) == [next(iter(values))]
-    (refused,) = found.values()
+    actual = refusals(facts, **values)
+    assert list(actual) == [next(iter(values))]
+    (refused,) = actual.values()
     assert (refused.code, reason in refused.reason) == (code, True), refused
     assert refused.remedy.endswith(".")
 

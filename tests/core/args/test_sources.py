@@ -26,9 +26,9 @@ def parse(*arguments: str, environment: dict[str, str] | None = None) -> UserInp
     return gather(namespace, environment or {})
 
 
-def values(given: UserInput) -> dict[str, object]:
-    assert given.rejections == ()
-    return {each.argument: given.value(each.argument) for each in given.statements}
+def values(user_input: UserInput) -> dict[str, object]:
+    assert user_input.rejections == ()
+    return {statement.argument: user_input.value(statement.argument) for statement in user_input.statements}
 
 
 def test_no_input_sets_nothing() -> None:
@@ -73,8 +73,8 @@ def test_unknown_flag_without_a_similar_one_refers_to_the_list() -> None:
 
 
 def test_all_invalid_values_are_refused_together() -> None:
-    given = parse("--page-size", "x", "--port", "1.5", "--bogus", "stray", "more")
-    assert [rejected.what for rejected in given.rejections] == ["page_size", "port", "--bogus", "more"]
+    user_input = parse("--page-size", "x", "--port", "1.5", "--bogus", "stray", "more")
+    assert [rejected.what for rejected in user_input.rejections] == ["page_size", "port", "--bogus", "more"]
 
 
 def test_secret_is_not_repeated_in_a_refusal() -> None:
@@ -88,9 +88,9 @@ def test_flag_without_its_value_is_refused() -> None:
 
 
 def test_environment_is_read_and_overridden() -> None:
-    given = parse("--port", "1", environment={"SRV_PORT": "2", "SRV_DISABLE_RADIX_CACHE": "true", "SRV_HOST": ""})
-    assert values(given) == {"port": 1, "disable_radix_cache": True}
-    assert [each.source for each in given.statements] == [
+    user_input = parse("--port", "1", environment={"SRV_PORT": "2", "SRV_DISABLE_RADIX_CACHE": "true", "SRV_HOST": ""})
+    assert values(user_input) == {"port": 1, "disable_radix_cache": True}
+    assert [statement.source for statement in user_input.statements] == [
         "command line",
         "environment SRV_DISABLE_RADIX_CACHE",
         "environment SRV_PORT",
@@ -111,18 +111,18 @@ def test_misspelt_variable_is_noted_and_others_are_ignored() -> None:
 def test_file_is_read_and_overridden(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text("page-size: 16\nport: 5\nmem_fraction_static: 1e-1\nschedule_conservativeness: 2\n")
-    given = parse("--port", "6", "--config", str(path))
-    assert given.value("port") == 6
-    assert given.value("page_size") == 16
-    assert given.value("schedule_conservativeness") == 2.0
-    assert f"config file {path} line 1" in [each.source for each in given.statements]
+    user_input = parse("--port", "6", "--config", str(path))
+    assert user_input.value("port") == 6
+    assert user_input.value("page_size") == 16
+    assert user_input.value("schedule_conservativeness") == 2.0
+    assert f"config file {path} line 1" in [statement.source for statement in user_input.statements]
 
 
 def test_refusals_of_all_origins_are_collected(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text("pagesize: 16\n")
-    given = parse("--config", str(path), "--zzzz", environment={"SRV_PORT": "x"})
-    assert {rejected.code for rejected in given.rejections} == {"unknown_key", "unknown_flag", "bad_value"}
+    user_input = parse("--config", str(path), "--zzzz", environment={"SRV_PORT": "x"})
+    assert {rejected.code for rejected in user_input.rejections} == {"unknown_key", "unknown_flag", "bad_value"}
 
 
 @every(
@@ -162,7 +162,7 @@ def test_wrong_value_names_its_line() -> None:
 
 def test_valid_entries_are_kept() -> None:
     statements, rejections = read_text("port: 5\npagesize: 1\nhost: h\n", Path("serve.yaml"))
-    assert [each.argument for each in statements] == ["port", "host"]
+    assert [statement.argument for statement in statements] == ["port", "host"]
     assert len(rejections) == 1
 
 
@@ -198,7 +198,7 @@ def rejections_of(*words: str) -> list[tuple[str, str, str]]:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     user = gather(parser.parse_args(words), {})
-    return [(each.code, each.what, each.reason) for each in user.rejections]
+    return [(rejection.code, rejection.what, rejection.reason) for rejection in user.rejections]
 
 
 @every(

@@ -23,12 +23,14 @@ from srv.planning.target import Target, make_target
 from srv.platform.facts import FAMILIES
 from srv.platform.registry import find_platforms
 
-FOUND = {name: found for name, found in find_platforms().items() if found.error is None}
-PROFILES = [(name, profile) for name, found in FOUND.items() for profile in found.loaded.facts.profiles]
+FOUND = {name: platform for name, platform in find_platforms().items() if platform.error is None}
+PROFILES = [(name, profile) for name, platform in FOUND.items() for profile in platform.loaded.facts.profiles]
 SWEPT = ("avx512", "sm90", "gfx942", "a2")
 BUILT_IN = {"cpu", "cuda", "rocm", "npu", "xpu"}
 BACKENDS = {  # all backends of all platforms, by family; each is unknown to the other platforms
-    family: tuple({spec.name: None for found in FOUND.values() for spec in found.loaded.facts.backends.get(family, ())})
+    family: tuple(
+        {spec.name: None for platform in FOUND.values() for spec in platform.loaded.facts.backends.get(family, ())}
+    )
     for family in FAMILIES
 }
 NUMBERS = ("-1", "0", "1", "2", "3", "64", "127", "128", "65535", "65536", "9" * 18, "-0.5", "0.5", "1.0", "1e9")
@@ -54,9 +56,9 @@ def boundaries(argument: Argument) -> Iterator[str]:
     schema = dict(argument.arg.check.schema) if argument.arg.check else {}
     schemas = [schema, *schema.get("anyOf", ())]
     keywords = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "const")
-    found = [each[keyword] for each in schemas for keyword in keywords if keyword in each]
+    actual = [part[keyword] for part in schemas for keyword in keywords if keyword in part]
     step = 1 if argument.kind.base is int else 1e-6
-    for number in (*found, *schema.get("enum", ())):
+    for number in (*actual, *schema.get("enum", ())):
         yield from (f"{number + by:.9g}" for by in (-step, 0, step))
 
 
@@ -65,9 +67,12 @@ def test_boundaries_are_those_of_the_check() -> None:
     assert {"-2", "-1", "0", "1"} <= set(boundaries(ARGUMENTS["chunked_prefill_size"]))
     assert {"-1e-06", "1e-06", "0.999999", "1", "1.000001"} <= set(boundaries(ARGUMENTS["mem_fraction_static"]))
     unbounded = [
-        each.name
-        for each in ARGUMENTS.values()
-        if each.kind.base in (int, float) and not each.kind.many and each.arg.check and not tuple(boundaries(each))
+        argument.name
+        for argument in ARGUMENTS.values()
+        if argument.kind.base in (int, float)
+        and not argument.kind.many
+        and argument.arg.check
+        and not tuple(boundaries(argument))
     ]
     assert unbounded == []
 
@@ -99,29 +104,31 @@ def judged(argument: Argument, text: str, on: Target) -> tuple[Rejection, ...]:
 def faulty(refused: tuple[Rejection, ...]) -> list[str]:
     """Refusals without a code, a subject, a reason or a remedy."""
     return [
-        str(each) for each in refused if not (each.code and each.what and each.reason and each.remedy.endswith("."))
+        str(rejection)
+        for rejection in refused
+        if not (rejection.code and rejection.what and rejection.reason and rejection.remedy.endswith("."))
     ]
 
 
 def faults(arguments: Iterator[Argument], on: Target) -> list[str]:
     """All incomplete refusals for all values of these arguments."""
-    found: list[str] = []
+    problems: list[str] = []
     for argument in arguments:
         for text in texts(argument):
-            found += [f"{argument.name}={text}: {fault}" for fault in faulty(judged(argument, text, on))]
-    return found
+            problems += [f"{argument.name}={text}: {fault}" for fault in faulty(judged(argument, text, on))]
+    return problems
 
 
 def test_built_in_platforms_are_installed() -> None:
     assert FOUND.keys() >= BUILT_IN
-    for name, found in FOUND.items():
-        assert set(found.loaded.variants) <= found.loaded.facts.profiles.keys(), name
+    for name, platform in FOUND.items():
+        assert set(platform.loaded.variants) <= platform.loaded.facts.profiles.keys(), name
 
 
 @pytest.mark.slow
 @every(("platform", "profile"), {name: (name, profile) for name, profile in reversed(PROFILES)}.values())
 def test_implemented_arguments_are_accepted_or_refused(platform: str, profile: str) -> None:
-    implemented = (each for each in ARGUMENTS.values() if each.status == "implemented")
+    implemented = (argument for argument in ARGUMENTS.values() if argument.status == "implemented")
     assert faults(implemented, target(platform, profile)) == []
 
 
@@ -130,7 +137,7 @@ def tier(profile: str) -> pytest.MarkDecorator:
     return pytest.mark.slow if profile in SWEPT else pytest.mark.proof(minutes=0.3)
 
 
-@pytest.mark.parametrize(("platform", "profile"), [pytest.param(*each, marks=tier(each[1])) for each in PROFILES])
+@pytest.mark.parametrize(("platform", "profile"), [pytest.param(*row, marks=tier(row[1])) for row in PROFILES])
 def test_all_arguments_are_accepted_or_refused(platform: str, profile: str) -> None:
     assert faults(iter(ARGUMENTS.values()), target(platform, profile)) == []
 
@@ -157,15 +164,15 @@ def test_plan_accepts_or_refuses_like_the_sweep(
             status = main([*on, *words])
             plan = json.loads(capsys.readouterr().out)
             assert status == (0 if plan["accepted"] else 2), words
-            assert faulty(tuple(Rejection(**each) for each in plan.get("refusals", ()))) == [], words
+            assert faulty(tuple(Rejection(**fields) for fields in plan.get("refusals", ()))) == [], words
 
 
 @every("argument", ARGUMENTS.values(), ids=lambda argument: argument.name)
 def test_no_planned_value_is_accepted(argument: Argument) -> None:
     on = target("npu", "a3")
     for text in texts(argument):
-        given = said(argument, text).statements
-        if given and argument.planned_reason(given[0].value):
+        statements = said(argument, text).statements
+        if statements and argument.planned_reason(statements[0].value):
             refused = judged(argument, text, on)
             assert faulty(refused) == []
             assert refused, f"{argument.name}={text} is accepted"

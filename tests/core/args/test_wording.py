@@ -18,7 +18,7 @@ from srv.platform.facts import Support
 
 ALIAS = next(name for name in ARGUMENTS["graph_max_batch_size"].spellings)
 FLAG = "--" + ALIAS.replace("_", "-")
-ALIASED = [each for each in ARGUMENTS.values() if len(each.names) > 1 and each.kind.base is not bool]
+ALIASED = [argument for argument in ARGUMENTS.values() if len(argument.names) > 1 and argument.kind.base is not bool]
 UNSUPPORTED = manifest(support=(Support("graph_max_batch_size", "unsupported", "graphs have one size"),))
 
 
@@ -87,16 +87,19 @@ def test_every_alias_is_named(argument: Argument) -> None:
     for name, flag in zip(argument.names[1:], argument.flags[1:], strict=True):
         text = argument.choices[0] if argument.choices else "1"
         parsed = parse(flag, text)
-        sources = [*(each.source for each in parsed.statements), *(each.who for each in parsed.rejections)]
+        sources = [
+            *(statement.source for statement in parsed.statements),
+            *(rejection.who for rejection in parsed.rejections),
+        ]
         assert name in argument.old_names or set(sources) == {f"command line with {flag}"}
-        assert all(each.name == name for each in parsed.statements)
+        assert all(statement.name == name for statement in parsed.statements)
 
 
 def test_a_negated_alias_is_an_alias() -> None:
     argument = next(
-        each
-        for each in ARGUMENTS.values()
-        if each.kind.base is bool and each.spellings and not each.name.startswith("disable_")
+        candidate
+        for candidate in ARGUMENTS.values()
+        if candidate.kind.base is bool and candidate.spellings and not candidate.name.startswith("disable_")
     )
     negation = "--no-" + argument.spellings[0].replace("_", "-")
     (statement,) = parse(negation).statements
@@ -108,12 +111,16 @@ def test_a_negated_alias_is_an_alias() -> None:
 
 
 def test_deprecated_switch_is_not_an_alias() -> None:
-    switch = next(each for each in DEPRECATED.values() if each.replaced_by and not each.replaced_by.same_as)
+    switch = next(
+        replacement
+        for replacement in DEPRECATED.values()
+        if replacement.replaced_by and not replacement.replaced_by.same_as
+    )
     assert names_used(parse(switch.flag).statements) == {}
 
 
 def test_only_whole_names_are_replaced() -> None:
-    given = Rejection("c", "a", None, "w", "page_size, page_sizes, my_page_size", "See --page-size, --page-size-x.")
-    replaced = reworded(given, {"page_size": "block_length"})
+    rejection = Rejection("c", "a", None, "w", "page_size, page_sizes, my_page_size", "See --page-size, --page-size-x.")
+    replaced = reworded(rejection, {"page_size": "block_length"})
     assert replaced.reason == "block_length, page_sizes, my_page_size"
     assert replaced.remedy == "See --block-length, --page-size-x."

@@ -20,10 +20,10 @@ from srv.cli.main import main
 from srv.errors import Refusal
 
 FILE = Path("serve.yaml")
-SETTABLE = {name: each for name, each in ARGUMENTS.items() if each.status == "implemented"}
+SETTABLE = {name: argument for name, argument in ARGUMENTS.items() if argument.status == "implemented"}
 # Not generated: arguments that need existing files or particular backends.
 FIXED = {"device", "model_path", "revision", "load_format", "model_impl", "tokenizer_path", "chat_template"}
-FIXED |= {name for name, each in ARGUMENTS.items() if each.arg.family}
+FIXED |= {name for name, argument in ARGUMENTS.items() if argument.arg.family}
 NAMES = [*ARGUMENTS, *DEPRECATED, "no_such_argument"]
 
 
@@ -82,7 +82,7 @@ def test_file_and_command_line_are_refused_alike(values: dict[str, Any]) -> None
         try:
             resolved(user_input)
         except Refusal as refusal:
-            return {(each.code, each.what) for each in refusal.rejections}
+            return {(rejection.code, rejection.what) for rejection in refusal.rejections}
         return set()
 
     dumped = {name: ARGUMENTS[name].kind.dump(value) for name, value in values.items()}
@@ -100,7 +100,7 @@ def test_every_default_can_be_written_to_a_file(name: str) -> None:
     if argument.default is None:
         assert parsed.statements == ()
     else:
-        assert [each.value for each in parsed.statements] == [argument.default]
+        assert [statement.value for statement in parsed.statements] == [argument.default]
         assert argument.planned_reason(parsed.statements[0].value) is None
 
 
@@ -136,14 +136,14 @@ def test_no_file_causes_a_traceback(text: str, tmp_path: Path, capsys: pytest.Ca
     arguments = ["plan", "--json", "--device=npu:a3", "--model-path=./nowhere/x", f"--config={path}"]
     assert main(arguments) == 2  # at least the model does not exist
     refusals = json.loads(capsys.readouterr().out)["refusals"]
-    assert all(each["code"] and each["reason"] and each["remedy"].endswith((".", "?")) for each in refusals)
-    assert any(each["what"] == "model_path" for each in refusals)
+    assert all(refusal["code"] and refusal["reason"] and refusal["remedy"].endswith((".", "?")) for refusal in refusals)
+    assert any(refusal["what"] == "model_path" for refusal in refusals)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
     values=st.dictionaries(
-        st.sampled_from([each.variable for each in (*ARGUMENTS.values(), *DEPRECATED.values())]),
+        st.sampled_from([argument.variable for argument in (*ARGUMENTS.values(), *DEPRECATED.values())]),
         st.text(max_size=12).filter(lambda text: "\0" not in text),
         max_size=5,
     )
@@ -153,4 +153,6 @@ def test_no_environment_causes_a_traceback(values: dict[str, str]) -> None:
 
     statements, rejections = read_environment(values)
     assert len(statements) + len(rejections) == sum(1 for text in values.values() if text)
-    assert all(each.code == "bad_value" and each.who.startswith("environment SRV_") for each in rejections)
+    assert all(
+        rejection.code == "bad_value" and rejection.who.startswith("environment SRV_") for rejection in rejections
+    )

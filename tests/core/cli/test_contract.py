@@ -27,7 +27,7 @@ def changed(version: str, oldest: str) -> tuple[Interface, Interface]:
     """The present contract, and a next one: a member is optional, a class is gone, and another has other fields."""
     present = read(PRESENT)
     backend, classes = present.classes["BackendSpec"], dict(present.classes)
-    fields = tuple(each for each in backend.fields if each.name != "lengths")
+    fields = tuple(field for field in backend.fields if field.name != "lengths")
     classes["BackendSpec"] = msgspec.structs.replace(backend, fields=(*fields, Field("late", "int", "0")))
     del classes["Communicator"]
     header = msgspec.structs.replace(present.header, version=version, oldest=oldest)
@@ -108,5 +108,5 @@ def test_without_a_verb_it_prints_help(capsys: pytest.CaptureFixture[str]) -> No
 def test_contract_imports_no_torch() -> None:
     code = "import sys; from srv.cli.main import main; main(['contract', 'diff', '2.0', '2.0'])"
     code += "; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.splitlines()[-1] == "False"

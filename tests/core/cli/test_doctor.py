@@ -108,24 +108,24 @@ def doctor(folder: Path, *words: str, **variables: str) -> subprocess.CompletedP
 
 def diagnosis(folder: Path, *words: str, status: int = 0, **variables: str) -> dict[str, Any]:
     """The JSON of a run that must have this exit status."""
-    done = doctor(folder, "--json", *words, **variables)
-    assert done.returncode == status, done.stdout + done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
+    process = doctor(folder, "--json", *words, **variables)
+    assert process.returncode == status, process.stdout + process.stderr
+    answer: dict[str, Any] = json.loads(process.stdout)
     assert answer["can_start"] is (status == 0)
     return answer
 
 
 def finding(findings: list[dict[str, str]], name: str, status: str) -> dict[str, str]:
     """The only finding with this name and status."""
-    (found,) = [each for each in findings if (each["name"], each["status"]) == (name, status)]
-    return found
+    (match,) = [entry for entry in findings if (entry["name"], entry["status"]) == (name, status)]
+    return match
 
 
 def test_a_working_platform_is_examined_from_manifest_to_computation(tmp_path: Path) -> None:
     write_platform(tmp_path, "mine")
-    known = "from srv.platform.finding import Finding\n\n\ndef known(platform, variant):\n"
-    known += '    yield Finding("known", "ok", f"{platform}:{variant} was here")\n    raise OSError("no more")\n'
-    write_distribution(tmp_path, "almanac", "[srv.doctor]\nalmanac = almanac:known\n", known)
+    source = "from srv.platform.finding import Finding\n\n\ndef known(platform, variant):\n"
+    source += '    yield Finding("known", "ok", f"{platform}:{variant} was here")\n    raise OSError("no more")\n'
+    write_distribution(tmp_path, "almanac", "[srv.doctor]\nalmanac = almanac:known\n", source)
     answer = diagnosis(tmp_path, "--device", "mine")
     assert (answer["format"], answer["choice"]["platform"]) == (1, "mine")
     assert answer.keys() == {"format", "can_start", "versions", "environment", "plugins", "choice", "platforms"}
@@ -145,7 +145,7 @@ def test_a_working_platform_is_examined_from_manifest_to_computation(tmp_path: P
     assert (mine["platform"], mine["distribution"], mine["version"]) == ("mine", "srv-mine", "3.2.1")
     assert (mine["available"], mine["usable"], mine["contract"]) == (True, True, "2.0")
     assert mine["device"]["versions"] == {"driver": "1.0"}
-    names = [each["name"] for each in mine["findings"]]
+    names = [entry["name"] for entry in mine["findings"]]
     assert names == ["start", "memory", "computation", "fan", "firmware", "known", "almanac"]
     assert finding(mine["findings"], "known", "ok")["detail"] == "mine:one was here"
     assert finding(mine["findings"], "almanac", "warning")["detail"] == "almanac:known raised OSError: no more"
@@ -156,15 +156,15 @@ def test_a_working_platform_is_examined_from_manifest_to_computation(tmp_path: P
 def test_every_platform_is_reported_and_a_broken_one_does_not_affect_others(tmp_path: Path) -> None:
     write_plugin(tmp_path, "wreck", "raise RuntimeError('half installed')")
     answer = diagnosis(tmp_path)
-    platforms = {each["platform"]: each for each in answer["platforms"]}
+    platforms = {platform["platform"]: platform for platform in answer["platforms"]}
     assert {"cpu", "cuda", "rocm", "npu", "xpu"} <= platforms.keys()
     assert answer["choice"]["asked"] is None
     assert platforms[answer["choice"]["platform"]]["usable"]
     chosen = platforms["cpu"]["backends"]["prefill_attention_backend"]
     assert chosen["because"]
     assert {"native", "torch_native"} == {chosen["name"], *chosen["rejected"]}
-    for each in platforms.values():
-        assert each["available"] or (each["reason"] and each["remedy"] and each["code"])
+    for platform in platforms.values():
+        assert platform["available"] or (platform["reason"] and platform["remedy"] and platform["code"])
     wreck = platforms["wreck"]
     assert (wreck["usable"], wreck["code"]) == (False, "plugin_refused")
     assert "half installed" in wreck["reason"]
@@ -193,13 +193,13 @@ def test_misbehaviour_of_a_plugin_becomes_a_finding(
 ) -> None:
     write_platform(tmp_path, "bad", create=create, diagnose=diagnose)
     monkeypatch.syspath_prepend(tmp_path)
-    found = find_platforms()["bad"]
-    findings = examine(found, found.loaded.facts.profiles["one"], {}, 3 if "no answer" in words else 60)
-    (fault,) = [each for each in findings if each.status != "ok"]
+    platform = find_platforms()["bad"]
+    findings = examine(platform, platform.loaded.facts.profiles["one"], {}, 3 if "no answer" in words else 60)
+    (fault,) = [candidate for candidate in findings if candidate.status != "ok"]
     assert (fault.name, fault.status) == (stage, status)
     assert words in fault.detail
     assert fault.remedy
-    assert [each.name for each in findings[:-1]] == ([] if stage == "start" else ["start", "memory", "computation"])
+    assert [entry.name for entry in findings[:-1]] == ([] if stage == "start" else ["start", "memory", "computation"])
 
 
 @pytest.mark.slow
@@ -223,9 +223,9 @@ def test_sensors_are_read_last_and_their_absence_is_at_most_a_warning(
     manifest = tmp_path / "plugin_felt" / "manifest.py"
     manifest.write_text("from srv.platform.sensors import Reading, Readings\n" + manifest.read_text())
     monkeypatch.syspath_prepend(tmp_path)
-    found = find_platforms()["felt"]
-    findings = examine(found, found.loaded.facts.profiles["one"], {})
-    assert [each.name for each in findings[:4]] == ["start", "memory", "computation", "fan"]
+    platform = find_platforms()["felt"]
+    findings = examine(platform, platform.loaded.facts.profiles["one"], {})
+    assert [entry.name for entry in findings[:4]] == ["start", "memory", "computation", "fan"]
     for finding, (status, words) in zip(findings[5:], expected, strict=True):
         assert (finding.name, finding.status) == ("sensors", status)
         assert words in finding.detail
@@ -238,14 +238,14 @@ def test_statement_that_raises_becomes_a_refusal_of_its_platform(tmp_path: Path)
     (bad,) = diagnosis(tmp_path, "--device", "bad", status=2)["platforms"]
     assert [refusal["code"] for refusal in bad["refusals"]] == ["statement_raised"]
     assert "AttributeError" in bad["refusals"][0]["reason"]
-    assert [each["name"] for each in bad["findings"]][:3] == ["start", "memory", "computation"]
+    assert [entry["name"] for entry in bad["findings"]][:3] == ["start", "memory", "computation"]
 
 
 def test_a_faulty_reply_format_is_listed_and_refused_as_by_a_launch(tmp_path: Path) -> None:
     write_platform(tmp_path, "mine")
     write_plugin(tmp_path, "acme", "FORMAT = 5", group="srv.tool_formats", attribute="FORMAT")
     answer = diagnosis(tmp_path, "--device", "mine", status=2)
-    (listed,) = [each for each in answer["plugins"] if each["distribution"] == "srv-acme"]
+    (listed,) = [plugin for plugin in answer["plugins"] if plugin["distribution"] == "srv-acme"]
     assert (listed["family"], listed["version"], listed["state"]) == ("tool format", "3.2.1", "warning")
     assert "is int, not a ToolFormat" in listed["detail"]
     (refusal,) = answer["platforms"][0]["refusals"]
@@ -263,10 +263,10 @@ def test_unused_backends_are_reported(tmp_path: Path) -> None:
     theirs += 'SPEC = BackendSpec("spread", 1, fits, "nowhere:Spread")\n'
     write_plugin(tmp_path, "spread", theirs, group="srv.backends.grammar", entry="mine.spread", attribute="SPEC")
     (mine,) = diagnosis(tmp_path, "--device", "mine")["platforms"]
-    found = finding(mine["findings"], "backends", "warning")
+    actual = finding(mine["findings"], "backends", "warning")
     unused = "not used by this version of srv: grammar backend automata, grammar backend spread"
-    assert found["detail"] == unused
-    assert found["remedy"] == "No action is needed: srv selects backends for attention, sampling, moe only."
+    assert actual["detail"] == unused
+    assert actual["remedy"] == "No action is needed: srv selects backends for attention, sampling, moe only."
     assert mine["usable"]
 
 
@@ -298,14 +298,14 @@ def test_an_unknown_device_is_refused_with_the_installed_ones() -> None:
 @pytest.mark.slow
 def test_text_has_the_verdict_with_reasons_and_remedies(tmp_path: Path) -> None:
     write_platform(tmp_path, "bad", create="raise RuntimeError('no such chip')")
-    done = doctor(tmp_path, "--device", "bad", "--model-path", str(tmp_path / "nothing.gguf"))
-    assert done.returncode == 2
-    text = " ".join(done.stdout.split())
+    process = doctor(tmp_path, "--device", "bad", "--model-path", str(tmp_path / "nothing.gguf"))
+    assert process.returncode == 2
+    text = " ".join(process.stdout.split())
     assert "no such chip" in text
     assert "report this to srv-bad" in text
     assert "[not_found]" in text
     assert "no server can start here" in text
-    assert "Traceback" not in done.stdout + done.stderr
+    assert "Traceback" not in process.stdout + process.stderr
 
 
 def test_a_missing_or_old_requirement_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,12 +325,12 @@ def test_a_missing_or_old_requirement_is_named(tmp_path: Path, monkeypatch: pyte
 def test_kernels_without_their_library_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = type("Spec", (), {"submodule_search_locations": [str(tmp_path)]})
     monkeypatch.setattr("srv.platform.environment.importlib.util.find_spec", lambda name: spec)
-    (found,) = environment.kernels()
-    assert found.status == "warning"
+    (check,) = environment.kernels()
+    assert check.status == "warning"
     (tmp_path / "some" / "native").mkdir(parents=True)
     (tmp_path / "some" / "native" / "lib.so").touch()
-    (found,) = environment.kernels()
-    assert found.status == "ok"
+    (check,) = environment.kernels()
+    assert check.status == "ok"
 
 
 @every(
@@ -344,32 +344,32 @@ def test_kernels_without_their_library_are_reported(tmp_path: Path, monkeypatch:
     ],
 )
 def test_odd_thread_counts_are_reported(text: str, processors: int, status: str, words: str) -> None:
-    (found,) = environment.threads({"OMP_NUM_THREADS": text}, processors)
-    assert found.status == status
-    assert words in found.detail
+    (check,) = environment.threads({"OMP_NUM_THREADS": text}, processors)
+    assert check.status == status
+    assert words in check.detail
 
 
 def test_second_torch_is_reported(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name / "torch").mkdir(parents=True)
         (tmp_path / name / "torch" / "__init__.py").touch()
-    (found,) = environment.torch_builds([str(tmp_path / "one"), str(tmp_path / "two")])
-    assert found.status == "warning"
-    assert str(tmp_path / "two" / "torch") in found.detail
+    (check,) = environment.torch_builds([str(tmp_path / "one"), str(tmp_path / "two")])
+    assert check.status == "warning"
+    assert str(tmp_path / "two" / "torch") in check.detail
 
 
 def test_torch_that_hides_the_installed_one_is_reported(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("__version__ = '1.0.0'\n")
     variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    (found,) = environment.torch_import(variables)
-    assert found == Finding("torch", "warning", found.detail, found.remedy)
-    assert "import torch loads 1.0.0, but torch 2." in found.detail
+    (check,) = environment.torch_import(variables)
+    assert check == Finding("torch", "warning", check.detail, check.remedy)
+    assert "import torch loads 1.0.0, but torch 2." in check.detail
 
 
 def test_a_torch_that_cannot_be_imported_at_all_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('libc10.so is gone')\n")
-    (found,) = environment.torch_import({**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert found.status == "error"
-    assert "libc10.so is gone" in found.detail
+    (check,) = environment.torch_import({**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert check.status == "error"
+    assert "libc10.so is gone" in check.detail

@@ -45,8 +45,8 @@ def install(site: Path, name: str, group: str, entry: str, source: str) -> None:
 
 
 def plugins_of(distribution: str) -> Plugin:
-    (found,) = [each for each in installed_plugins() if each.distribution == distribution]
-    return found
+    (plugin,) = [entry for entry in installed_plugins() if entry.distribution == distribution]
+    return plugin
 
 
 def test_every_group_that_srv_reads_is_of_a_family() -> None:
@@ -72,7 +72,7 @@ def test_plugins_are_listed_with_distribution_and_version(site: Path) -> None:
     assert (hooks.family, hooks.state, hooks.detail) == ("plugin of hooks", "ok", "srv_step")
     assert "plugin of hooks" not in absent_families()
     assert {"weight loader", "tool format"} <= set(absent_families())
-    assert [each.family for each in installed_plugins() if each.name == "matrix"] == [
+    assert [plugin.family for plugin in installed_plugins() if plugin.name == "matrix"] == [
         "command",
         "findings of the doctor",
     ]
@@ -82,10 +82,10 @@ def test_a_faulty_plugin_of_any_family_is_named_and_the_others_are_listed(site: 
     """Only hooks stop every launch; what is wrong with a plugin of another family stops those that use it."""
     for number, family in enumerate(FAMILIES):
         install(site, f"wreck{chr(97 + number)}", family.group, "cpu.wreck", "raise RuntimeError('half installed')")
-    found = [each for each in installed_plugins() if each.name == "cpu.wreck"]
-    assert [each.group for each in found] == list(GROUPS)
-    assert [each.group for each in found if each.state != "warning"] == ["srv.hooks"]
-    assert [each for each in found if "half installed" not in each.detail or not each.remedy] == []
+    actual = [plugin for plugin in installed_plugins() if plugin.name == "cpu.wreck"]
+    assert [plugin.group for plugin in actual] == list(GROUPS)
+    assert [plugin.group for plugin in actual if plugin.state != "warning"] == ["srv.hooks"]
+    assert [plugin for plugin in actual if "half installed" not in plugin.detail or not plugin.remedy] == []
 
 
 def test_an_unknown_group_and_an_unknown_platform_are_named(site: Path) -> None:
@@ -99,7 +99,9 @@ def test_an_unknown_group_and_an_unknown_platform_are_named(site: Path) -> None:
 
 def test_platforms_that_are_not_asked_for_are_not_loaded(site: Path) -> None:
     install(site, "wreck", "srv.platforms", "wreck", "raise RuntimeError('half installed')")
-    states = {each.name: each.state for each in installed_plugins(frozenset({"cpu"})) if each.family == "platform"}
+    states = {
+        plugin.name: plugin.state for plugin in installed_plugins(frozenset({"cpu"})) if plugin.family == "platform"
+    }
     assert (states["cpu"], states["wreck"]) == ("ok", "not examined")
 
 

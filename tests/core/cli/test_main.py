@@ -67,10 +67,10 @@ def test_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_shows_what_works_and_nothing_else(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     short, whole = (printed_help([command, flag], capsys) for flag in ("--help", "--help-all"))
     shown = {flag for flag in re.findall(r"^  (--[\w-]+)", short, re.MULTILINE) if flag != "--help-all"}
-    own = {"--config", "--dialect", "--json", "--kernels", "--fit"}
-    assert shown - own == {each.flag for each in ARGUMENTS.values() if not each.arg.planned}
+    own_flags = {"--config", "--dialect", "--json", "--kernels", "--fit"}
+    assert shown - own_flags == {argument.flag for argument in ARGUMENTS.values() if not argument.arg.planned}
     assert "planned:" not in short
-    assert all(f"  {each.flag}" in whole for each in (*ARGUMENTS.values(), *DEPRECATED.values()))
+    assert all(f"  {argument.flag}" in whole for argument in (*ARGUMENTS.values(), *DEPRECATED.values()))
 
 
 def test_a_plan_is_wrapped_for_a_terminal_and_whole_for_a_program(
@@ -88,7 +88,7 @@ def test_a_plan_is_wrapped_for_a_terminal_and_whole_for_a_program(
     assert printed[100].split() == printed[None].split()
     begins = [line for line in printed[None].splitlines() if line]
     continued = [
-        line for line in printed[100].splitlines() if line and not any(each.startswith(line) for each in begins)
+        line for line in printed[100].splitlines() if line and not any(begin.startswith(line) for begin in begins)
     ]
     assert continued
     assert all(line.startswith("    ") for line in continued)
@@ -200,7 +200,7 @@ def test_planned_values_are_resolved_and_a_launch_would_refuse_them(
     assert printed.err.startswith("srv: 2 refusals:\n")
     assert main([*words, "--json"]) == 2
     plan = json.loads(capsys.readouterr().out)
-    assert (plan["accepted"], [each["code"] for each in plan["refusals"]]) == (False, ["planned"])
+    assert (plan["accepted"], [refusal["code"] for refusal in plan["refusals"]]) == (False, ["planned"])
     assert plan["arguments"]["speculative_num_draft_tokens"]["value"] == 8
     assert plan["budget"]["pages"][0] > 1000
 
@@ -209,7 +209,7 @@ def test_a_violated_constraint_leaves_the_rest_of_the_plan(folder: Path, capsys:
     words = f"plan --json --device imagined:mk1 --model-path {folder} --load-format dummy".split()
     assert main([*words, "--context-length", "99999"]) == 2
     plan = json.loads(capsys.readouterr().out)
-    assert [each["code"] for each in plan["refusals"]] == ["context_over_model"]
+    assert [refusal["code"] for refusal in plan["refusals"]] == ["context_over_model"]
     assert plan["budget"]["page_size"] == 1
 
 
@@ -254,8 +254,8 @@ def test_torch_is_not_imported(words: list[str]) -> None:
         "heavy = {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'status {status}, imported {heavy}' if status or heavy else 0)\n"
     )
-    done = run_python(code)
-    assert done.returncode == 0, done.stderr
+    process = run_python(code)
+    assert process.returncode == 0, process.stderr
 
 
 @every("options", [(), ("-P",)])
@@ -263,8 +263,8 @@ def test_module_can_be_run_as_the_command_in_any_folder(options: tuple[str, ...]
     for name in ("argparse", "msgspec", "torch"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')")
     command = [sys.executable, *options, "-m", "srv", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == (f"srv {srv.__version__}\n", "")
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert (process.stdout, process.stderr) == (f"srv {srv.__version__}\n", "")
 
 
 FLAGS = st.sampled_from([flag for argument in ARGUMENTS.values() for flag in argument.flags])

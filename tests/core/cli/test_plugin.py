@@ -20,11 +20,11 @@ CODE = "srv_toy_device"
 
 def test_the_code_is_that_of_the_toy_device_and_the_wheel_has_it() -> None:
     folder = ROOT / "plugins" / "toy_device"
-    made = dict(rendered(Names("toy", CODE, "srv-toy-device"), PLATFORM))
-    code = {path: (folder / path).read_text() for path in made if (folder / path).is_file()}
+    files = dict(rendered(Names("toy", CODE, "srv-toy-device"), PLATFORM))
+    code = {path: (folder / path).read_text() for path in files if (folder / path).is_file()}
     assert len([path for path in code if path.startswith(CODE)]) == len([*(folder / CODE).rglob("*.py")])
     del code["pyproject.toml"], code["README.md"]
-    assert code == {path: made[path] for path in code}
+    assert code == {path: files[path] for path in code}
     hatch = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     included = {path: name for path, name in hatch["force-include"].items() if path.startswith("plugins/")}
     assert included == {f"plugins/toy_device/{path}": f"srv/plugin_kinds/platform/{path}" for path in EXAMPLE}
@@ -63,8 +63,8 @@ def test_the_package_is_found_and_its_probe_answers(tmp_path: Path) -> None:
         "found = find_platforms()['acme']\n"
         "print(found.distribution, found.loaded.variants, probe(found).available)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.strip() == "srv-acme ('acme1',) True", done.stderr
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert process.stdout.strip() == "srv-acme ('acme1',) True", process.stderr
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,11 @@ def install(family: Family, folder: Path) -> Path:
     """Make the package of a kind, and the `.dist-info` that an installer would write; returns its folder."""
     name = f"acme_{family.kind.replace('-', '_')}"
     assert main(["plugin", "new", name, "--kind", family.kind, "--into", str(folder)]) == 0
-    made = folder / f"srv-{name.replace('_', '-')}"
-    project = tomllib.loads((made / "pyproject.toml").read_text())["project"]
-    info = made / f"srv_{name}-{project['version']}.dist-info"
+    package = folder / f"srv-{name.replace('_', '-')}"
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    info = package / f"srv_{name}-{project['version']}.dist-info"
     info.mkdir()
-    requires = "".join(f"Requires-Dist: {each}\n" for each in project["dependencies"])
+    requires = "".join(f"Requires-Dist: {requirement}\n" for requirement in project["dependencies"])
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0.1.0\n{requires}")
     lines = [
         line
@@ -40,7 +40,7 @@ def install(family: Family, folder: Path) -> Path:
         for line in (f"[{group}]", *(f"{entry} = {value}" for entry, value in points.items()))
     ]
     (info / "entry_points.txt").write_text("\n".join(lines))
-    return made
+    return package
 
 
 def test_every_family_that_can_be_added_to_has_a_template() -> None:
@@ -64,11 +64,11 @@ def test_every_family_that_can_be_added_to_has_a_template() -> None:
 @pytest.mark.slow
 def test_each_package_passes_its_own_tests(tmp_path: Path) -> None:
     """All in one process, as if they were installed together."""
-    made = [install(family, tmp_path) for family in KINDS]
-    path = os.pathsep.join([str(each) for each in made])
+    packages = [install(family, tmp_path) for family in KINDS]
+    path = os.pathsep.join([str(package) for package in packages])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib"]
-    done = subprocess.run(
-        [*command, *(str(each / "tests") for each in made)],
+    process = subprocess.run(
+        [*command, *(str(package / "tests") for package in packages)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -76,29 +76,29 @@ def test_each_package_passes_its_own_tests(tmp_path: Path) -> None:
         timeout=200,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
+    assert process.returncode == 0, process.stdout[-6000:] + process.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", process.stdout)
     assert passed is not None
     assert int(passed[1]) >= 2 * len(KINDS)
-    assert "skipped" not in done.stdout
+    assert "skipped" not in process.stdout
 
 
 @pytest.mark.slow
 def test_the_conformance_kit_checks_an_added_backend_of_experts(tmp_path: Path) -> None:
-    made = install(next(family for family in KINDS if family.kind == "moe-backend"), tmp_path)
+    package = install(next(family for family in KINDS if family.kind == "moe-backend"), tmp_path)
     report = tmp_path / "report.jsonl"
     only = ["manifest", "probe", "backends.targets", "platform.starts", "op.experts", "experts.loaded"]
     command = [sys.executable, "-m", "srv", "conformance", "run", "--device", "cpu", "--level", "L2"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--report", str(report), "--only", *only],
-        env={**os.environ, "PYTHONPATH": str(made), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    (loaded,) = (each for each in read_report(report).outcomes if each.check == "experts.loaded")
+    assert process.returncode == 0, process.stdout[-6000:] + process.stderr[-2000:]
+    (loaded,) = (outcome for outcome in read_report(report).outcomes if outcome.check == "experts.loaded")
     assert "experts of acme_moe_backend in float32" in loaded.message
 
 

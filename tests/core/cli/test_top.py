@@ -66,9 +66,9 @@ def test_three_servers(text: str, running: int, queued: int, usage: float, hits:
 def test_latency_is_that_since_the_last_reading() -> None:
     readings = iter(((10.0, 2.0), (30.0, 3.0), (30.0, 3.0), (5.0, 1.0)))  # how many, and their seconds
     watch = Watch(lambda: (lambda tokens, seconds: OURS.format(tokens=tokens, seconds=seconds))(*next(readings)))
-    found = [watch.read() for _ in range(4)]
-    assert [each.first_token for each in found] == [0.2, 0.05, None, 0.2]  # at last, the server was started again
-    assert [each.between_tokens for each in found] == [0.2, 0.05, None, 0.2]
+    actual = [watch.read() for _ in range(4)]
+    assert [sample.first_token for sample in actual] == [0.2, 0.05, None, 0.2]  # at last, the server was started again
+    assert [sample.between_tokens for sample in actual] == [0.2, 0.05, None, 0.2]
 
 
 def test_failures_and_slow_paths_are_shown() -> None:

@@ -41,7 +41,7 @@ def test_masks_are_those_without_looking_ahead(world: World, seed: int) -> None:
     sampled = [Progress(new(), jumps=False) for _ in outputs]
     jumped = 0
     while True:
-        masks, expected = (next_masks(world.backend, each, ends) for each in (outputs, sampled))
+        masks, expected = (next_masks(world.backend, progress, ends) for progress in (outputs, sampled))
         assert (masks == expected).all()
         allowed = np.flatnonzero(np.unpackbits(masks[0].view(np.uint8), bitorder="little"))
         if set(allowed.tolist()) <= set(ends):

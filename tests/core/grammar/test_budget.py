@@ -57,18 +57,18 @@ def test_a_step_looks_at_few_bytes_of_a_long_forced_text(monkeypatch: pytest.Mon
     vocabulary = Vocabulary(b"".join(TOKENS), list(map(len, TOKENS)), [])
     backend = make_backend(GrammarContext(vocabulary, END + 1, (END,)))
     text = backend.translate(GrammarSource(kind="regex", text=pattern, param="test"), JsonSpacing())
-    output, found = Progress(backend.compile(text)(), jumps=True), []
+    output, ahead = Progress(backend.compile(text)(), jumps=True), []
     for _ in range(4):
         ByteCount.looked_at = 0
         next_masks(backend, [output], (END,))
         assert ByteCount.looked_at < MOST_FORCED * 500
         assert len(output.ahead) == MOST_FORCED
-        found += output.ahead
+        ahead += output.ahead
         output.accept(output.ahead[:])
     expected = (
         pattern.replace("a{49000}", "a" * 49000).replace("é{9000}b", "é" * 9000).replace("(ab ){9000}", "ab " * 9)
     )
-    assert expected.encode().startswith(b"".join(TOKENS[token] for token in found[:20]))
+    assert expected.encode().startswith(b"".join(TOKENS[token] for token in ahead[:20]))
 
 
 def test_a_step_makes_few_masks_ahead_whatever_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,14 +124,14 @@ def test_a_mask_that_takes_milliseconds_makes_the_next_ones_slow(monkeypatch: py
     monkeypatch.setattr(budget, "time", SimpleNamespace(perf_counter=lambda: now[0], thread_time=lambda: now[0]))
     backend: Any = Growing()
     for outputs, seconds, slow in ((1, 0.002, False), (1, 0.004, True), (5, 0.001, False), (5, 0.003, True)):
-        made = [Progress(backend, jumps=False) for _ in range(outputs)]
+        progresses = [Progress(backend, jumps=False) for _ in range(outputs)]
         cost[0] = seconds
-        next_masks(backend, made, (0,))
-        assert made[-1].time.slow == slow, (outputs, seconds)
+        next_masks(backend, progresses, (0,))
+        assert progresses[-1].time.slow == slow, (outputs, seconds)
         cost[0] = 0.0
         for _ in range(budget.QUICK_MASKS):
-            next_masks(backend, made[-1:], (0,))
-        assert not made[-1].time.slow
+            next_masks(backend, progresses[-1:], (0,))
+        assert not progresses[-1].time.slow
 
 
 ORDINARY = 0.0005  # seconds of a mask
@@ -187,7 +187,7 @@ def test_the_masks_of_a_step_have_a_budget_whatever_the_number_of_outputs(
     assert [output.failure for output in ordinary] == ["", ""]
     ended = [output.failure for output in hostile if output.failure]
     if seconds * rows > 0.2:
-        assert any(f"for its {rows + 2} outputs with grammars" in each for each in ended)
+        assert any(f"for its {rows + 2} outputs with grammars" in message for message in ended)
     assert len(ended) < rows or seconds > budget.FAIR_SECONDS
 
 

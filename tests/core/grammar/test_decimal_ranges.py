@@ -14,12 +14,12 @@ from srv.grammar.integer_ranges import multiples_pattern
 
 def numbers() -> list[str]:
     choice = random.Random(0)
-    found = ["0", "0.0", "10", "9.99", "100.1", "-12.340", "1.05"]
+    texts = ["0", "0.0", "10", "9.99", "100.1", "-12.340", "1.05"]
     for _ in range(1500):
         whole = choice.randrange(choice.choice([3, 20, 200]))
         digits = f".{choice.randrange(choice.choice([10, 100, 1000]))}" if choice.random() < 0.7 else ""
-        found.append(f"{choice.choice(['', '-'])}{whole}{digits}")
-    return [text for text in found if Decimal(text) or text[0] != "-"]
+        texts.append(f"{choice.choice(['', '-'])}{whole}{digits}")
+    return [text for text in texts if Decimal(text) or text[0] != "-"]
 
 
 NUMBERS = numbers()

@@ -170,7 +170,7 @@ def test_no_number_is_beyond_its_bounds() -> None:
     for _ in range(150):
         low = Decimal(draw.choice([draw.randint(-9, 9), draw.randint(-(10**6), 10**6), draw.randint(-999, 999) / 100]))
         high = low + Decimal(draw.choice(["0.001", "0.25", "0.5", "1", "1.5", "12"]))
-        low, high = (Decimal(f"{each:.4f}").normalize() for each in (low, high))
+        low, high = (Decimal(f"{bound:.4f}").normalize() for bound in (low, high))
         keys = draw.choice(["minimum", "exclusiveMinimum"]), draw.choice(["maximum", "exclusiveMaximum"])
         schema = f'{{"type":"number","{keys[0]}":{low:f},"{keys[1]}":{high:f}}}'
         new = BACKEND.compile(BACKEND.translate(from_json_schema(schema, param="test"), DENSE))
@@ -179,7 +179,9 @@ def test_no_number_is_beyond_its_bounds() -> None:
             for bound in (low, high)
             for step in map(Decimal, ("0", "0.0001", "-0.0001", "0.5"))
         ]
-        for text in [f"{each:f}{end}" for each in near for end in ("", "0" if each % 1 else ".0", "e0")] + ["0", "-0"]:
+        for text in [
+            f"{near_number:f}{end}" for near_number in near for end in ("", "0" if near_number % 1 else ".0", "e0")
+        ] + ["0", "-0"]:
             number, matcher = Decimal(text), new()
             above = number > low if keys[0].startswith("ex") else number >= low
             under = number < high if keys[1].startswith("ex") else number <= high
@@ -258,7 +260,7 @@ NESTED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("number", range(len(NESTED)))
 def test_outputs_follow_the_whole_schema_around_a_large_integer(number: int) -> None:
     """Random walks, checked without the library; and what Python writes is allowed."""
-    schema, choice, found = NESTED[number], random.Random(number), set()
+    schema, choice, outputs = NESTED[number], random.Random(number), set()
     for spacing in (DENSE, JsonSpacing()):
         new = BACKEND.compile(BACKEND.translate(from_json_schema(schema, param="test"), spacing))
         for _ in range(12):
@@ -278,11 +280,11 @@ def test_outputs_follow_the_whole_schema_around_a_large_integer(number: int) -> 
                 continue
             text = output.decode("utf-8", "replace")
             jsonschema.validate(json.loads(text), schema)
-            found.add(text)
+            outputs.add(text)
             assert accepts(schema, text, spacing)
             if spacing is not DENSE:
                 assert accepts(schema, json.dumps(json.loads(text), ensure_ascii=False), spacing) or "\\" in text, text
-    assert len(found) > 3
+    assert len(outputs) > 3
 
 
 @every(

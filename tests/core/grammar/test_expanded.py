@@ -17,7 +17,7 @@ from srv.types import Vocabulary
 
 BACKEND = make("llguidance", GrammarContext(Vocabulary(bytes(range(256)), [1] * 256, []), 257, (256,)))
 LEAVES: list[Any] = [None, True, False, 0, 1, 2.5, -3, "", "a", "ab", "b", "x-1", [], {}]
-ARRAYS: list[Any] = [list(each) for size in (1, 2, 3) for each in product(["a", "b", 1, True], repeat=size)]
+ARRAYS: list[Any] = [list(array) for size in (1, 2, 3) for array in product(["a", "b", 1, True], repeat=size)]
 PARTS = [{}, {"a": 1}, {"a": 2}, {"a": "x"}, {"a": None}]
 OBJECTS: list[Any] = [
     {**a, **b, **c} for a, b, c in product(PARTS, ({}, {"b": 1}, {"b": "y"}), ({}, {"c": True}, {"c": "zz"}))
@@ -114,7 +114,7 @@ def test_the_same_values_are_valid(schema: dict[str, Any]) -> None:
         "else",
     }
     assert not any(f'"{name}"' in json.dumps(expanded) for name in left)
-    before, after = (jsonschema.Draft202012Validator(each) for each in (schema, expanded))
+    before, after = (jsonschema.Draft202012Validator(form) for form in (schema, expanded))
     differing = [value for value in VALUES if before.is_valid(value) != after.is_valid(value)]
     assert not differing
     new = BACKEND.compile(BACKEND.translate(from_json_schema(schema, param="test"), JsonSpacing()))
@@ -140,7 +140,7 @@ def test_the_same_values_are_valid(schema: dict[str, Any]) -> None:
         {"type": "array", "contains": {"const": "a"}, "minContains": 3, "maxItems": 2},
         {"type": "array", "contains": {"pattern": "a"}, "maxContains": 1, "maxItems": 2},
         {"type": "array", "prefixItems": [{}], "contains": {"const": "a"}, "maxItems": 2},
-        {"type": "object", "dependentRequired": {each: ["z"] for each in "abcde"}},
+        {"type": "object", "dependentRequired": {key: ["z"] for key in "abcde"}},
         {"dependentRequired": {"a": ["b"]}},
         {**AB, "if": {"required": ["c"]}, "then": {"required": ["b"]}},
         {**AB, "if": {"properties": {"a": {"pattern": "x"}}}, "then": {"required": ["b"]}},

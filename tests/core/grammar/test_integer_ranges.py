@@ -15,8 +15,8 @@ def matches(low: int | None, high: int | None, value: int) -> bool:
 def test_every_small_range() -> None:
     for low in range(-12, 13):
         for high in range(low, 13):
-            found = [value for value in range(-130, 130) if matches(low, high, value)]
-            assert found == list(range(low, high + 1)), (low, high)
+            values = [value for value in range(-130, 130) if matches(low, high, value)]
+            assert values == list(range(low, high + 1)), (low, high)
         assert [value for value in range(-130, 130) if matches(low, None, value)] == list(range(low, 130))
         assert [value for value in range(-130, 130) if matches(None, low, value)] == list(range(-130, low + 1))
 

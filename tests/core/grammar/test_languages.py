@@ -39,7 +39,7 @@ def language(backend: GrammarBackend, tokens: list[bytes], pattern: str) -> set[
     """The texts up to LONGEST that the masks lead to."""
     source = GrammarSource(kind="regex", text=pattern, param="test")
     new = backend.compile(backend.translate(source, JsonSpacing()))
-    end, found = len(tokens), set[bytes]()
+    end, texts = len(tokens), set[bytes]()
     waiting: list[tuple[tuple[int, ...], bytes]] = [((), b"")]
     masks = np.empty((1, backend.words), dtype=np.int32)
     while waiting:
@@ -49,13 +49,13 @@ def language(backend: GrammarBackend, tokens: list[bytes], pattern: str) -> set[
         backend.fill([state], masks)
         allowed = np.flatnonzero(np.unpackbits(masks.view(np.uint8), bitorder="little")).tolist()
         assert state.accepting == (end in allowed), (pattern, text)
-        found |= {text} if end in allowed else set()
+        texts |= {text} if end in allowed else set()
         waiting += [
             ((*path, token), text + tokens[token])
             for token in allowed
             if token != end and len(text + tokens[token]) <= LONGEST
         ]
-    return found
+    return texts
 
 
 @every("name", ["llguidance", "xgrammar", "outlines"])
@@ -67,5 +67,5 @@ def test_a_pattern_allows_what_it_matches_and_nothing_else(name: str, vocabulary
     backend, draw = make(name, context), random.Random(5)
     for pattern in (*NAMED, *(drawn(draw) for _ in range(25))):
         expected = {text for text in TEXTS if re.fullmatch(pattern.encode(), text)}
-        found = language(backend, tokens, pattern)
-        assert {text for text in found if set(text) <= set(b"abc")} == expected, pattern
+        texts = language(backend, tokens, pattern)
+        assert {text for text in texts if set(text) <= set(b"abc")} == expected, pattern

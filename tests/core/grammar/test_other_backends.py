@@ -286,8 +286,8 @@ def test_a_pattern_is_found_anywhere_but_for_its_anchors(name: str, pattern: str
     new = backend(name).compile(backend(name).translate(schema({"type": "string", "pattern": pattern}), JsonSpacing()))
     for text in TEXTS:
         matcher = new()
-        found = matcher.accept(list(json.dumps(text).encode())) and matcher.accepting
-        assert found == (re.search(pattern, text) is not None), (name, pattern, text)
+        accepts = matcher.accept(list(json.dumps(text).encode())) and matcher.accepting
+        assert accepts == (re.search(pattern, text) is not None), (name, pattern, text)
 
 
 PATTERNS = (
@@ -311,14 +311,14 @@ def test_a_pattern_is_that_of_the_string_and_not_of_its_json(name: str, pattern:
     for theirs, ours in (("[^]", r"[\s\S]"), ("[[:alpha:]]", r"[\[:alph]\]"), ("[a&&b]", "[a&b]"), ("--", r"-\-")):
         python = python.replace(theirs, ours)
     compiled = re.compile(python + (r"\Z" if pattern.endswith("$") else ""), re.ASCII)
-    found = 0
+    count = 0
     for text in STRINGS:
         for written in (json.dumps(text, ensure_ascii=False), f'"{text}"'):
             matcher = new()
             if matcher.accept(list(written.encode())) and matcher.accepting:
                 assert compiled.search(json.loads(written)), (name, pattern, written)
-                found += 1
-    assert found, (name, pattern)
+                count += 1
+    assert count, (name, pattern)
 
 
 @every(
@@ -341,12 +341,12 @@ def test_patterns_that_have_no_json_text_are_refused(name: str, pattern: str, pa
 def test_names_and_constants_are_json(name: str) -> None:
     names = ('a"b', "\\", "\n", "a.b")
     value = dict.fromkeys(names, 1)
-    one = {"type": "object", "properties": {each: {"const": 1} for each in names}, "required": list(names)}
+    one = {"type": "object", "properties": {key: {"const": 1} for key in names}, "required": list(names)}
     right = json.dumps(value, separators=(",", ":"))
-    for each in ({**one, "additionalProperties": False}, {"const": value}):
-        new = backend(name).compile(backend(name).translate(schema(each), JsonSpacing(none=True)))
+    for form in ({**one, "additionalProperties": False}, {"const": value}):
+        new = backend(name).compile(backend(name).translate(schema(form), JsonSpacing(none=True)))
         for text, expected in ((right, True), (right.replace("a.b", "axb"), False), ('{"a"b":1', False)):
-            assert new().accept(list(text.encode())) is expected, (each, text)
+            assert new().accept(list(text.encode())) is expected, (form, text)
     for surrogate in ({"enum": ["\ud800"]}, {"type": "object", "properties": {"\ud800": {}}}):
         with pytest.raises(GrammarError, match="lone surrogate"):
             matcher_of(name, schema(surrogate))
@@ -421,12 +421,12 @@ def test_tokens_of_bytes_form_utf_8(name: str, source: GrammarSource, begin: str
 def test_a_token_may_end_within_a_character_and_another_may_go_on_there() -> None:
     tokens = [b"a\xe0", b"\xa0\x80b", b"\x80\x80b", b"\xa0", b"\x80", b"a", b"<end>", b""]
     context = GrammarContext(Vocabulary(b"".join(tokens), list(map(len, tokens)), [6]), 8, (6,))
-    made = make("xgrammar", context)
-    matcher = made.compile(made.translate(of("regex", "[^x]*"), JsonSpacing()))()
+    xgrammar = make("xgrammar", context)
+    matcher = xgrammar.compile(xgrammar.translate(of("regex", "[^x]*"), JsonSpacing()))()
     seen = []
     for token in (0, 3, 4):
-        masks = np.full((1, made.words), -1, dtype=np.int32)
-        made.fill([matcher], masks)
+        masks = np.full((1, xgrammar.words), -1, dtype=np.int32)
+        xgrammar.fill([matcher], masks)
         seen.append(set(np.flatnonzero(np.unpackbits(masks.view(np.uint8)[0], bitorder="little")).tolist()))
         assert matcher.accept([token])
-    assert [each - {7} for each in seen] == [{0, 5, 6}, {1, 3}, {3, 4}]
+    assert [tokens_seen - {7} for tokens_seen in seen] == [{0, 5, 6}, {1, 3}, {3, 4}]

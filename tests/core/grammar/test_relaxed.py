@@ -37,7 +37,7 @@ def with_a(schema: Any, **more: Any) -> dict[str, Any]:
 
 SET = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
 NUMERAL = {"anyOf": [{"type": "number"}, {"type": "string", "pattern": DECIMAL}]}
-DEPENDENT = with_a({"type": "integer", "minimum": 5}, dependentRequired={each: ["a"] for each in "bcdef"})
+DEPENDENT = with_a({"type": "integer", "minimum": 5}, dependentRequired={key: ["a"] for key in "bcdef"})
 MULTIPLE = with_a({"type": "integer", "minimum": 2**70, "multipleOf": 3})
 
 
@@ -64,8 +64,8 @@ MULTIPLE = with_a({"type": "integer", "minimum": 2**70, "multipleOf": 3})
 def test_only_what_cannot_be_enforced_is_left_out(
     schema: Any, left_out: tuple[str, ...], right: str, wrong: str
 ) -> None:
-    source, found = relaxed(tag(schema, strict=False), compiled)
-    assert found == left_out
+    source, dropped = relaxed(tag(schema, strict=False), compiled)
+    assert dropped == left_out
     matcher = compiled(source)
     assert matcher().accept(list(f"<{right}>".encode()))
     assert not matcher().accept(list(f"<{wrong}".encode()))
@@ -73,20 +73,20 @@ def test_only_what_cannot_be_enforced_is_left_out(
 
 def test_a_strict_schema_is_enforced_or_refused() -> None:
     for more in ({"strict": True}, {}):
-        source, found = relaxed(tag(with_a({"uniqueItems": True}), **more), compiled)
-        assert not found
+        source, dropped = relaxed(tag(with_a({"uniqueItems": True}), **more), compiled)
+        assert not dropped
         with pytest.raises(GrammarError, match="uniqueItems"):
             compiled(source)
 
 
 def test_a_schema_of_its_own_loses_what_cannot_be_enforced() -> None:
-    source, found = relaxed(from_json_schema(with_a(SET), param="test", strict=False), compiled)
-    assert found == ("uniqueItems",)
+    source, dropped = relaxed(from_json_schema(with_a(SET), param="test", strict=False), compiled)
+    assert dropped == ("uniqueItems",)
     assert compiled(source)().accept(list(b'{"a":["x","x"]}'))
     assert not compiled(source)().accept(list(b'{"a":[1'))
     partly = with_a({**SET, "maxItems": 3}, properties={"a": SET, "b": {"enum": ["x", "y"], "not": {"const": "x"}}})
-    source, found = relaxed(from_json_schema(partly, param="test", strict=False), compiled)
-    assert found == ("uniqueItems",)
+    source, dropped = relaxed(from_json_schema(partly, param="test", strict=False), compiled)
+    assert dropped == ("uniqueItems",)
     assert not compiled(source)().accept(list(b'{"a":[],"b":"x'))
     whole = from_json_schema(with_a({"type": "string"}), param="test", strict=False)
     assert relaxed(whole, compiled) == (whole, ())

@@ -103,7 +103,7 @@ class Suite:
         while len(output) < MOST:
             self.backend.fill([matcher], masks)
             allowed = np.flatnonzero(np.unpackbits(masks.view(np.uint8)[0], bitorder="little")[: END + 1]).tolist()
-            closing = [each for each in allowed if each in CLOSING]
+            closing = [end for end in allowed if end in CLOSING]
             if not allowed:  # the engine ends such an output with an error
                 return None
             token = choice.choice(closing if closing and (len(output) > LONG or choice.random() < 0.2) else allowed)
@@ -133,8 +133,8 @@ def fault_of(validator: Any, text: bytes) -> str:
 
 def fault_of_spaces(text: bytes, most: int) -> str:
     """White space between the tokens of a document, where there is more of it in a row than allowed."""
-    found = max(map(len, re.findall(rb"\s+", re.sub(rb'"(\\.|[^"\\])*"', b"0", text))), default=0)
-    return f"{found} characters of white space in a row" if found > most else ""
+    longest = max(map(len, re.findall(rb"\s+", re.sub(rb'"(\\.|[^"\\])*"', b"0", text))), default=0)
+    return f"{longest} characters of white space in a row" if longest > most else ""
 
 
 @pytest.mark.proof(minutes=0.3)
@@ -146,10 +146,10 @@ def test_documents_that_a_backend_allows_are_valid(
     suite, choice = Suite(name, place), random.Random(0)
     for schema in written():
         suite.try_schema(schema, choice)
-    known = suite.counts["accepted"]
+    accepted_count = suite.counts["accepted"]
     for schema in itertools.islice(generated(SEED), SCHEMAS):
         suite.try_schema(schema, choice)
-    print(f"\n{name}: {known} of {len(written())} written schemas accepted")
+    print(f"\n{name}: {accepted_count} of {len(written())} written schemas accepted")
     suite.report()
     assert not suite.invalid
     assert suite.counts["accepted"] >= accepted * (SCHEMAS + len(written()))

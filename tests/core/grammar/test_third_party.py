@@ -60,13 +60,17 @@ def make_backend(context):
 
 
 def install(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, made: str = "Loud()", distribution: str = "numpy", name: str = "loud"
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    expression: str = "Loud()",
+    distribution: str = "numpy",
+    name: str = "loud",
 ) -> None:
     folder.mkdir(exist_ok=True)
     sys.modules.pop("plugin_acme.backend", None)
     facts = FACTS.format(priority=99, distribution=distribution)
     write_plugin(folder, "acme", facts, group="srv.grammars", entry=name, attribute="BACKEND")
-    (folder / "plugin_acme" / "backend.py").write_text(BACKEND.replace("{made}", made))
+    (folder / "plugin_acme" / "backend.py").write_text(BACKEND.replace("{made}", expression))
     monkeypatch.syspath_prepend(str(folder))
 
 
@@ -89,11 +93,11 @@ def test_one_whose_distribution_is_missing_is_refused(tmp_path: Path, monkeypatc
 
 
 @every(
-    ("made", "part"),
+    ("expression", "part"),
     [("object()", "returned object, which has no words"), ("context.nothing", "raised AttributeError")],
 )
-def test_a_faulty_one_is_named(made: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path / made[:3], monkeypatch, made)
+def test_a_faulty_one_is_named(expression: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / expression[:3], monkeypatch, expression)
     with pytest.raises(PluginError, match=part):
         make("loud", CONTEXT)
 

@@ -115,8 +115,8 @@ async def test_requests_and_refusals_are_observed(install: Install, tmp_path: Pa
     ]
     assert all(0 < event["seconds"] < 60 and event["prompt_tokens"] for event in finished.values())
     refused = [(event["status"], event["code"], event["what"]) for event in events if event["event"] == "refused"]
-    assert [each[::2] for each in refused[:2]] == [(400, "top_p"), (400, "top_p")]
-    assert [each[:2] for each in refused[2:]] == [
+    assert [rejection[::2] for rejection in refused[:2]] == [(400, "top_p"), (400, "top_p")]
+    assert [rejection[:2] for rejection in refused[2:]] == [
         (404, "unknown_path"),
         (401, "invalid_api_key"),
         (400, "invalid_http"),
@@ -135,7 +135,7 @@ async def test_an_observer_that_raises_harms_only_its_plugin(
             answer = await server.post("/v1/completions", model=MODEL, prompt=[5], max_tokens=2)
             assert answer.status_code == 200, answer.text
         statuses = (await server.http.get("/get_server_info")).json()["hooks"]
-    assert {each["plugin"]: each["switched_off"] for each in statuses} == {
+    assert {status["plugin"]: status["switched_off"] for status in statuses} == {
         "audit": None,
         "broken": "srv_first_token raised SystemExit: no disk",
     }
@@ -260,9 +260,9 @@ def run_engine(hooks: Hooks) -> Stats:
         loop.step(0)
     channel.put(GetStats(7))
     loop.step(0)
-    while not (isinstance(found := channel.take(0), Stats) and found.call == 7):
+    while not (isinstance(stats := channel.take(0), Stats) and stats.call == 7):
         pass
-    return found
+    return stats
 
 
 def test_steps_are_observed_in_the_engine(install: Install, tmp_path: Path) -> None:

@@ -21,13 +21,13 @@ CHILD = """
 
 
 def test_what_code_prints_or_reads_is_no_frame() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-c", textwrap.dedent(CHILD)],
         input=framed(b"one") + framed(b"two"),
         capture_output=True,
         timeout=60,
         check=True,
     )
-    assert done.stdout == framed(b"ONE") + framed(b"TWO")
-    assert done.stderr.count(b"written by a library") == done.stderr.count(b"read: \n") == 2
-    assert b"printed before" in done.stderr
+    assert process.stdout == framed(b"ONE") + framed(b"TWO")
+    assert process.stderr.count(b"written by a library") == process.stderr.count(b"read: \n") == 2
+    assert b"printed before" in process.stderr

@@ -73,17 +73,17 @@ def test_directories_of_other_users_are_not_opened(tmp_path: Path, monkeypatch: 
     """They look as if their server were dead, and this process might be allowed to remove them."""
     (foreign := tmp_path / "srv-of-somebody").mkdir()
     (foreign / "lock").touch()
-    (own := tmp_path / "srv-own").mkdir()
-    (own / "lock").touch()
+    (folder := tmp_path / "srv-own").mkdir()
+    (folder / "lock").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     SocketDirectory().close()
     assert foreign.is_dir()
-    assert own.is_dir()
+    assert folder.is_dir()
     monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     SocketDirectory().close()
-    assert not own.exists()
+    assert not folder.exists()
 
 
 def test_a_pipe_in_the_place_of_a_lock_delays_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,8 @@ def run(threshold: float, seconds: float = 0.0) -> tuple[int, str]:
     It waits for a line of the log, as a thread writes it, but no longer than `seconds`.
     """
     command = [sys.executable, "-c", SOURCE.format(threshold=threshold, seconds=seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return int(done.stdout), done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return int(process.stdout), process.stderr
 
 
 @covers("gc_warning_threshold_secs=0.01", platform="cpu")

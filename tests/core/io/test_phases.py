@@ -53,9 +53,9 @@ def test_only_a_slow_phase_has_a_cause(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reading_is_predicted_from_a_sample_of_the_largest_file(tmp_path: Path) -> None:
     (tmp_path / "small").write_bytes(b"x")
     (tmp_path / "large").write_bytes(bytes(2 * MIB))
-    found = read_seconds([tmp_path / "small", tmp_path / "large"], 64 * MIB)
-    assert found is not None
-    seconds, basis = found
+    prediction = read_seconds([tmp_path / "small", tmp_path / "large"], 64 * MIB)
+    assert prediction is not None
+    seconds, basis = prediction
     assert seconds > 0
     assert basis.startswith("64 MiB at ")
     assert "as a sample of large was read" in basis

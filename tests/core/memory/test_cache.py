@@ -62,10 +62,10 @@ def test_published_pages_are_shared_while_their_request_runs() -> None:
 def test_equal_pages_stay_private_until_closed_and_are_then_freed() -> None:
     cache = Cache([PageGroup(10, 4)])
     first, second = filled(cache, TEXT[:8]), filled(cache, TEXT[:8])
-    own = list(second.tables[0])
+    own_pages = list(second.tables[0])
     cache.publish(first, TEXT[:8])
     cache.publish(second, TEXT[:8])
-    assert second.tables[0] == own
+    assert second.tables[0] == own_pages
     assert second.shared == 0
     assert cache.counts() == (PageCounts(total=10, free=6, cached=0, held=4),)
     cache.close(second, TEXT[:8])
@@ -76,13 +76,13 @@ def test_equal_pages_stay_private_until_closed_and_are_then_freed() -> None:
 def test_pages_after_duplicate_pages_are_shared() -> None:
     cache = Cache([PageGroup(10, 4)])
     first, second = filled(cache, TEXT[:8]), filled(cache, TEXT[:16])
-    own = list(second.tables[0])
+    own_pages = list(second.tables[0])
     cache.publish(first, TEXT[:8])
     cache.publish(second, TEXT[:16])
-    assert (second.tables[0], second.shared, second.duplicates) == (own, 4, (own[:2],))
+    assert (second.tables[0], second.shared, second.duplicates) == (own_pages, 4, (own_pages[:2],))
     cache.check_integrity(deep=True)
     third = cache.open("", TEXT[:16], 16)
-    assert third.tables[0] == first.tables[0] + own[2:]
+    assert third.tables[0] == first.tables[0] + own_pages[2:]
     for lease in (first, third):
         cache.close(lease, ())
     assert cache.counts() == (PageCounts(total=10, free=4, cached=0, held=6),)
@@ -377,10 +377,10 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99), computed=st.integers(0, 14))
     def close(self, which: int, computed: int) -> None:
         lease, tokens, namespace = self.leases.pop(which % len(self.leases))
-        known = tokens[: min(max(computed, self.confirmed[lease]), lease.capacity)]
-        self.cache.close(lease, known)
+        confirmed = tokens[: min(max(computed, self.confirmed[lease]), lease.capacity)]
+        self.cache.close(lease, confirmed)
         if not self.cache.has_windows:
-            assert self.cache.match(namespace, known, len(known)).units >= len(known) // self.cache.unit
+            assert self.cache.match(namespace, confirmed, len(confirmed)).units >= len(confirmed) // self.cache.unit
 
     @rule()
     def flush(self) -> None:
@@ -394,14 +394,14 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_writes_where_another_reads(self) -> None:
         for number, group in enumerate(getattr(self, "groups", ())):
-            own: list[int] = []
+            own_pages: list[int] = []
             shared: set[int] = set()
             for lease, _, _ in self.leases:
                 end = lease.shared * self.cache.unit // group.page_size
-                own += [page for page in lease.tables[number][end:] if page]
+                own_pages += [page for page in lease.tables[number][end:] if page]
                 shared.update(lease.tables[number][:end])
-            assert len(set(own)) == len(own)
-            assert shared.isdisjoint(own)
+            assert len(set(own_pages)) == len(own_pages)
+            assert shared.isdisjoint(own_pages)
 
     def teardown(self) -> None:
         for lease, tokens, _ in self.leases:

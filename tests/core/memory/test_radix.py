@@ -89,10 +89,10 @@ def test_a_lock_survives_a_split() -> None:
 def test_match_has_the_number_of_evictable_pages_it_would_lock() -> None:
     tree, _ = tree_of((1, 2, 3, 4))
     node, _ = tree.acquire("", (1, 2), 9)
-    found = tree.match("", (1, 2, 3, 4), 9)
-    assert found == Match(units=2, tokens=4, held=(2,), trimmed=(0,), unlocked=(1,))
+    match = tree.match("", (1, 2, 3, 4), 9)
+    assert match == Match(units=2, tokens=4, held=(2,), trimmed=(0,), unlocked=(1,))
     tree.unlock(node)
-    assert tree.match("", (1, 2, 3, 4), 9) == replace(found, unlocked=(2,))
+    assert tree.match("", (1, 2, 3, 4), 9) == replace(match, unlocked=(2,))
 
 
 def test_evicts_the_least_recently_used_leaf_first() -> None:

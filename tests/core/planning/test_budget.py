@@ -34,10 +34,10 @@ def test_weights_and_pool_stay_within_the_static_fraction() -> None:
 
 def test_the_fraction_is_of_the_memory_that_other_processes_leave() -> None:
     """9.3 of 23.5 GiB are free: half of what this process can have is 4.9 GiB, of which 0.5 GiB hold its weights."""
-    own, free, total = GIB // 2, int(9.3 * GIB), int(23.5 * GIB)
-    budget = compute(config(page_size=16), model(), free_bytes=free, total_bytes=total, own_bytes=own)
+    own_bytes, free, total = GIB // 2, int(9.3 * GIB), int(23.5 * GIB)
+    budget = compute(config(page_size=16), model(), free_bytes=free, total_bytes=total, own_bytes=own_bytes)
     page = 16 * TOKEN
-    assert budget.pages == ((int((free + own) * 0.5) - own) // page - 1,)
+    assert budget.pages == ((int((free + own_bytes) * 0.5) - own_bytes) // page - 1,)
 
 
 def test_the_refusal_names_each_part_of_the_memory() -> None:
@@ -145,8 +145,8 @@ def test_latents_get_the_pages_of_full_attention_with_as_many_bytes_per_token() 
     window = SlidingWindow((3,), 4, 64, 64, 100)
     for more in ((), (window,)):
         budgets = [
-            compute(config(page_size=16), model(cache_groups=(each, *more)), free_bytes=15 * GIB, total_bytes=16 * GIB)
-            for each in (latent, full)
+            compute(config(page_size=16), model(cache_groups=(group, *more)), free_bytes=15 * GIB, total_bytes=16 * GIB)
+            for group in (latent, full)
         ]
         assert budgets[0].groups == budgets[1].groups
         assert budgets[0].max_request_tokens == budgets[1].max_request_tokens
@@ -216,8 +216,8 @@ LAYER = 4 * 128 * 2  # bytes of one token in one layer
 
 def windowed(**values: object):  # type: ignore[no-untyped-def]
     """A pool for a model with one layer of full attention and three with a window of 100 tokens."""
-    given = {"page_size": 10, "chunked_prefill_size": 200, "max_running_requests": 3, **values}
-    return compute(config(**given), model(cache_groups=WINDOWED), free_bytes=15 * GIB, total_bytes=16 * GIB)
+    arguments = {"page_size": 10, "chunked_prefill_size": 200, "max_running_requests": 3, **values}
+    return compute(config(**arguments), model(cache_groups=WINDOWED), free_bytes=15 * GIB, total_bytes=16 * GIB)
 
 
 def test_a_window_has_pages_for_all_running_requests_and_the_other_layers_get_the_rest() -> None:
@@ -250,8 +250,8 @@ def test_the_ratio_of_a_window_can_be_chosen() -> None:
 
 def test_a_model_with_windows_only_takes_requests_of_any_length() -> None:
     only = (SlidingWindow((0, 1), 4, 64, 64, 100),)
-    given = config(page_size=10, chunked_prefill_size=200, max_running_requests=3, max_total_tokens=520)
-    budget = compute(given, model(cache_groups=only), free_bytes=15 * GIB, total_bytes=16 * GIB)
+    settings = config(page_size=10, chunked_prefill_size=200, max_running_requests=3, max_total_tokens=520)
+    budget = compute(settings, model(cache_groups=only), free_bytes=15 * GIB, total_bytes=16 * GIB)
     assert (budget.pages, budget.max_request_tokens) == ((52,), 1000)
     less = config(page_size=10, chunked_prefill_size=200, max_running_requests=3, max_total_tokens=510)
     budget = compute(less, model(cache_groups=only), free_bytes=15 * GIB, total_bytes=16 * GIB)

@@ -144,24 +144,24 @@ def arguments(folder: Path, config: dict[str, Any] = CONFIG, **values: Any) -> d
 
 
 def test_a_plan_shows_what_was_read_and_a_launch_says_why_it_has_no_effect(tmp_path: Path) -> None:
-    given = arguments(tmp_path)
+    values = arguments(tmp_path)
     assert mixtures_of(read_facts(tmp_path), {}) == Mixtures(tmp_path.name, (1, 2), 3, 4)
-    plan = make_plan(user(**given))
+    plan = make_plan(user(**values))
     assert plan.refusals == ()
     assert "[experts]\ninit_expert_location: 4 places for the 4 experts of each of layers 1 to 2, each" in to_text(plan)
     (tmp_path / "places.json").write_text(json.dumps({"physical_to_logical_map": MOVED}))
-    given["init_expert_location"] = str(tmp_path / "places.json")
-    moved = user(**given)
+    values["init_expert_location"] = str(tmp_path / "places.json")
+    moved = user(**values)
     plan = make_plan(moved)
     places = {"places": 4, "elsewhere": 4, "copied": 0}
     assert to_dict(plan)["experts"] == {"layers": [1, 2], "experts": 4, **places}
     with pytest.raises(Refusal) as caught:
-        resolve_launch(user(**given | {"device": "cpu"}))  # whatever processor this is
+        resolve_launch(user(**values | {"device": "cpu"}))  # whatever processor this is
     for (refused,) in (plan.refusals, caught.value.rejections):
         assert (refused.code, refused.what, refused.who) == ("planned", "init_expert_location", "command line")
         assert "only with expert parallelism (ep_size above 1)" in refused.reason
         assert "(read: 4 places for the 4 experts of each of layers 1 to 2; 4 experts are not where" in refused.reason
-    counted = make_plan(user(**given | {"init_expert_location": json.dumps({"logical_count": COUNTED})}))
+    counted = make_plan(user(**values | {"init_expert_location": json.dumps({"logical_count": COUNTED})}))
     assert to_dict(counted)["experts"] == {"layers": [1, 2], "experts": 4, "choices": 8, "imbalance": 4.0}
 
 

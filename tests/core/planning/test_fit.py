@@ -54,10 +54,10 @@ def launch(model: Path, device: str, **values: Any) -> UserInput:
     return user(model_path=str(model), load_format="dummy", device=device, **values)
 
 
-def holds(given: UserInput, tokens: int, requests: int) -> bool:
+def holds(request: UserInput, tokens: int, requests: int) -> bool:
     """Whether a plan is accepted whose pool of full attention holds so many whole requests."""
     try:
-        plan = make_plan(given)
+        plan = make_plan(request)
     except Refusal:
         return False
     if plan.refusals:
@@ -145,8 +145,8 @@ def test_devices_that_are_too_few_are_refused_with_the_reasons(folder: Path) -> 
 
 
 def test_cards_are_the_profiles_whose_plan_is_accepted(folder: Path) -> None:
-    given = user(model_path=str(folder / "full"), load_format="dummy", context_length=2000)
-    cards = fit(given, "card").cards
+    request = user(model_path=str(folder / "full"), load_format="dummy", context_length=2000)
+    cards = fit(request, "card").cards
     assert {card.device.partition(":")[0] for card in cards} >= {"cpu", "cuda", "rocm", "npu", "xpu"}
     assert [card.served for card in cards] == sorted((card.served for card in cards), reverse=True)
     for card in cards[:2] + cards[-2:]:
@@ -165,8 +165,8 @@ def test_what_every_card_is_refused_for_is_said_once(folder: Path) -> None:
 def test_the_answer_shows_its_arithmetic_and_the_next_candidate(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = launch(folder / "full", "cpu:avx2,memory=300MiB", context_length=2000)
-    answer = fit(given, "concurrency")
+    request = launch(folder / "full", "cpu:avx2,memory=300MiB", context_length=2000)
+    answer = fit(request, "concurrency")
     text, values = fit_text(answer), fit_dict(answer)
     assert text.startswith(f"concurrency  {answer.answer} requests\n    {answer.answer} requests of 2000 tokens hold ")
     assert f"{answer.answer} x 125 = {(answer.answer or 0) * 125} pages of 16 tokens" in text
@@ -183,15 +183,15 @@ def test_the_answer_shows_its_arithmetic_and_the_next_candidate(
 @every("goal", ["context", "card"])
 def test_the_model_is_found_once(goal: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a hub costs requests, and one without native layers a process."""
-    found: list[UserInput] = []
+    calls: list[UserInput] = []
     real = srv.planning.fit.find_the_model
     monkeypatch.setattr(
-        "srv.planning.fit.find_the_model", lambda user, needed: found.append(user) or real(user, needed)
+        "srv.planning.fit.find_the_model", lambda user, needed: calls.append(user) or real(user, needed)
     )
     monkeypatch.setattr("srv.planning.resolution.find_the_model", None)
     device = "cpu:avx2,memory=64MiB" if goal == "context" else "cpu"
     assert fit(launch(folder / "full", device, context_length=2000), goal).found
-    assert len(found) == 1
+    assert len(calls) == 1
 
 
 def test_a_card_has_no_profile_of_its_own(folder: Path) -> None:

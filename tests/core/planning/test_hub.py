@@ -86,9 +86,9 @@ def downloaded(folder: Path) -> list[str]:
 def test_a_plan_reads_the_config_and_the_headers_of_the_shards(
     hub: LocalHub, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    done = srv(environment, "plan", "--json", "--device", "cpu:avx512", "--model-path", "org/llama")
-    plan = json.loads(done.stdout)
-    assert (done.returncode, plan["accepted"], plan["model"]) == (0, True, "org/llama"), done.stderr
+    process = srv(environment, "plan", "--json", "--device", "cpu:avx512", "--model-path", "org/llama")
+    plan = json.loads(process.stdout)
+    assert (process.returncode, plan["accepted"], plan["model"]) == (0, True, "org/llama"), process.stderr
     assert "1.00 GiB of weights" in plan["budget"]["breakdown"][0][1]
     files = {name.rpartition("/")[2] for name in hub.sent}
     assert files == {"config.json", "model.safetensors.index.json", *SHARDS}
@@ -103,17 +103,17 @@ def test_a_plan_reads_the_config_and_the_headers_of_the_shards(
 def test_a_plan_does_not_judge_the_scales_of_keys_and_values(hub: LocalHub, environment: dict[str, str]) -> None:
     """Their values follow the header, and are no part of what is read."""
     words = ("--kv-cache-dtype", "fp8_e4m3", "--model-path", "org/llama-scales")
-    done = srv(environment, "plan", "--json", "--device", "cpu:avx512", *words)
-    plan = json.loads(done.stdout)
-    assert (done.returncode, plan["accepted"]) == (0, True), done.stderr
+    process = srv(environment, "plan", "--json", "--device", "cpu:avx512", *words)
+    plan = json.loads(process.stdout)
+    assert (process.returncode, plan["accepted"]) == (0, True), process.stderr
     assert "the scales of keys and values, which follow the headers in its files" in plan["unchecked"]
     assert not [note for note in plan["notes"] if "scales of keys and values" in note]
 
 
 def test_a_plan_reads_the_header_of_a_gguf_file(hub: LocalHub, environment: dict[str, str], tmp_path: Path) -> None:
-    done = srv(environment, "plan", "--json", "--device", "cpu:avx512", "--model-path", "org/demo/model.gguf")
-    plan = json.loads(done.stdout)
-    assert (done.returncode, plan["model"]) == (0, "model"), done.stderr
+    process = srv(environment, "plan", "--json", "--device", "cpu:avx512", "--model-path", "org/demo/model.gguf")
+    plan = json.loads(process.stdout)
+    assert (process.returncode, plan["model"]) == (0, "model"), process.stderr
     local = read_facts(demo_model())
     assert plan["arguments"]["quantization"]["value"] == "gguf"
     assert plan["arguments"]["context_length"]["value"] == local.context_length
@@ -126,25 +126,25 @@ def test_a_plan_reads_the_headers_of_all_parts_of_a_gguf_model(hub: LocalHub, en
     folder = hub.root / "org" / "parts"
     CASES["phi3-long"].made().save_pretrained(folder)
     write_gguf("phi3-long", folder, folder / "tiny.gguf", tensors=9)
-    done = srv(environment, "plan", "--json", "--model-path", "org/parts/tiny-00001-of-00002.gguf")
-    plan = json.loads(done.stdout)
-    assert plan["model"] == "tiny", done.stderr
+    process = srv(environment, "plan", "--json", "--model-path", "org/parts/tiny-00001-of-00002.gguf")
+    plan = json.loads(process.stdout)
+    assert plan["model"] == "tiny", process.stderr
     assert set(hub.sent) == {f"org/parts/tiny-{part:05}-of-00002.gguf" for part in (1, 2)}
 
 
 def test_what_is_wrong_with_a_header_names_the_model(hub: LocalHub, environment: dict[str, str]) -> None:
-    done = srv(environment, "plan", "--device", "cpu:avx512", "--model-path", "org/demo/damaged.gguf")
-    assert done.returncode == 2
-    assert "org/demo/damaged.gguf: " in done.stderr.replace("(set by command line): ", "")
-    assert "srv-headers-" not in done.stderr
+    process = srv(environment, "plan", "--device", "cpu:avx512", "--model-path", "org/demo/damaged.gguf")
+    assert process.returncode == 2
+    assert "org/demo/damaged.gguf: " in process.stderr.replace("(set by command line): ", "")
+    assert "srv-headers-" not in process.stderr
 
 
 def test_a_launch_refuses_before_it_downloads(hub: LocalHub, environment: dict[str, str], tmp_path: Path) -> None:
-    done = srv(environment, "launch", "--device", "cpu", "--model-path", "org/llama-quark")
-    assert done.returncode == 2
-    assert "model_path = org/llama-quark" in done.stderr
-    assert "quantized with quark" in done.stderr
-    assert "[unsupported_quantization]" in done.stderr
+    process = srv(environment, "launch", "--device", "cpu", "--model-path", "org/llama-quark")
+    assert process.returncode == 2
+    assert "model_path = org/llama-quark" in process.stderr
+    assert "quantized with quark" in process.stderr
+    assert "[unsupported_quantization]" in process.stderr
     assert sum(hub.sent.values()) < MIB
     assert downloaded(tmp_path) == []
 
@@ -164,25 +164,25 @@ def test_a_launch_refuses_before_it_downloads(hub: LocalHub, environment: dict[s
 def test_a_launch_refuses_what_a_file_beside_the_config_describes(
     hub: LocalHub, environment: dict[str, str], tmp_path: Path, name: str, reason: str
 ) -> None:
-    done = srv(environment, "launch", "--device", "cpu", "--model-path", f"org/{name}")
-    assert (done.returncode, reason in done.stderr) == (2, True), done.stderr
-    assert "srv-headers-" not in done.stderr
-    assert "[unsupported_quantization]" in done.stderr
+    process = srv(environment, "launch", "--device", "cpu", "--model-path", f"org/{name}")
+    assert (process.returncode, reason in process.stderr) == (2, True), process.stderr
+    assert "srv-headers-" not in process.stderr
+    assert "[unsupported_quantization]" in process.stderr
     assert sum(hub.sent.values()) < MIB
     assert downloaded(tmp_path) == []
 
 
 def test_a_plan_recognises_what_a_file_beside_the_config_describes(environment: dict[str, str]) -> None:
-    done = srv(environment, "plan", "--json", "--device", "npu:a2", "--model-path", "org/llama-w8a8")
-    plan = json.loads(done.stdout)
+    process = srv(environment, "plan", "--json", "--device", "npu:a2", "--model-path", "org/llama-w8a8")
+    plan = json.loads(process.stdout)
     assert plan["arguments"]["quantization"]["value"] == "modelslim"
-    assert plan["accepted"], done.stderr + done.stdout[:2000]
+    assert plan["accepted"], process.stderr + process.stdout[:2000]
 
 
 def test_a_server_without_ranges_sends_no_weights(hub: LocalHub, environment: dict[str, str]) -> None:
     hub.ranges = False
-    done = srv(environment, "plan", "--device", "cpu:avx512", "--model-path", "org/llama")
-    assert done.returncode == 2
-    assert "the server sends whole files only" in done.stderr
-    assert "[hub_failed]" in done.stderr
+    process = srv(environment, "plan", "--device", "cpu:avx512", "--model-path", "org/llama")
+    assert process.returncode == 2
+    assert "the server sends whole files only" in process.stderr
+    assert "[hub_failed]" in process.stderr
     assert all(hub.sent[f"org/llama/{name}"] < 64 * MIB for name in SHARDS)

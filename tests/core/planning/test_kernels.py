@@ -179,10 +179,10 @@ def find(plan: LaunchPlan, key: str) -> Kernel:
 def refused(arguments: Sequence[str]) -> list[tuple[str, str]]:
     """What a launch refuses, as a plan says."""
     try:
-        found = planned(*arguments).refusals
+        refusals = planned(*arguments).refusals
     except Refusal as refusal:
-        found = tuple(refusal.rejections)
-    return [(each.code, each.what) for each in found]
+        refusals = tuple(refusal.rejections)
+    return [(entry.code, entry.what) for entry in refusals]
 
 
 def test_the_kernels_of_absent_hardware_are_planned_with_their_reasons(tmp_path: Path) -> None:
@@ -242,10 +242,10 @@ def test_platforms_without_an_indexer_refuse_the_model_by_name(tmp_path: Path, d
     arguments = ["--device", device, *model(tmp_path, GLM_DSA)]
     assert ("no_backend_fits", "attention backend") in refused(arguments)
     try:
-        reasons = [each.reason for each in planned(*arguments).refusals]
+        reasons = [refusal.reason for refusal in planned(*arguments).refusals]
     except Refusal as refusal:
-        reasons = [each.reason for each in refusal.rejections]
-    (reason,) = (each for each in reasons if "indexer" in each)
+        reasons = [rejection.reason for rejection in refusal.rejections]
+    (reason,) = (text for text in reasons if "indexer" in text)
     assert "keys chosen by an indexer (sparse attention)" in reason
     assert "latent attention (MLA), it cannot" not in reason, "the same layers are named twice"
 
@@ -257,14 +257,16 @@ def test_a_router_with_a_bias_rounds_its_sums() -> None:
     for architecture, rounded in (("GptOssForCausalLM", True), ("MixtralForCausalLM", False)):
         tree = native_tree(architecture, {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2})
         ops = derive.model_ops(tree, "float16")
-        kernels = {each.key.partition(" ")[0]: each for each in op_kernels(table, ops, lambda *layer: None)}
+        kernels = {
+            op_kernel.key.partition(" ")[0]: op_kernel for op_kernel in op_kernels(table, ops, lambda *layer: None)
+        }
         assert "with results rounded" in kernels["router"].what if rounded else "float32" in kernels["router"].what
         assert "with float32 results" in kernels["logits"].what
 
 
 def test_a_refused_number_of_ranks_leaves_the_ops_unknown(tmp_path: Path) -> None:
     plan = planned("--device", "cuda:sm90,count=3", *model(tmp_path, LLAMA), "--tp-size", "3")
-    assert "tp_size" in [each.what for each in plan.refusals]
+    assert "tp_size" in [refusal.what for refusal in plan.refusals]
     assert find(plan, "ops").because.endswith("tp_size does not divide the model")
 
 
@@ -275,8 +277,8 @@ def test_stored_types_have_the_names_of_the_layers(tmp_path: Path) -> None:
     assert facts is not None
     part = replace(facts, format="safetensors", text_part_of="LlavaForConditionalGeneration")
     assert list(checkpoint_tensors(part).types) == ["model.layers.0.mlp.up_proj.weight"]
-    own = {"transformer.h.0.mlp.dense_h_to_4h.weight": torch.zeros(1)}
-    save_file(own, tmp_path / "model.safetensors")
+    tensors = {"transformer.h.0.mlp.dense_h_to_4h.weight": torch.zeros(1)}
+    save_file(tensors, tmp_path / "model.safetensors")
     bloom = replace(facts, format="safetensors", architecture="BloomForCausalLM")
     assert list(checkpoint_tensors(bloom).types) == ["model.layers.0.mlp.up_proj.weight"]
 
@@ -286,8 +288,8 @@ def test_without_a_package_the_slower_path_is_shown_with_its_reason(tmp_path: Pa
     bare = DeviceFacts("sm90", 80 << 30, 1, versions={"torch": "2.13"})
     norm = "rms_norm bfloat16 dim=64"
     kernels = check_launch(plan.target._replace(device=bare), plan.model, plan.resolved).kernels.kernels
-    found = next(kernel for kernel in kernels if kernel.key == norm)
-    assert (found.name, found.slower) == ("torch (reference)", "triton: the package triton is not installed")
+    kernel = next(kernel for kernel in kernels if kernel.key == norm)
+    assert (kernel.name, kernel.slower) == ("torch (reference)", "triton: the package triton is not installed")
     assert find(plan, norm).slower == ""
 
 
@@ -302,26 +304,26 @@ def test_experts_in_fp8_have_a_kernel_on_every_gpu(tmp_path: Path, device: str) 
 
 
 def without_triton(text: str | None, source: str) -> Target:
-    found = find_target(text, source)
-    return found._replace(device=replace(found.device, versions={"torch": "2.13"}))
+    target = find_target(text, source)
+    return target._replace(device=replace(target.device, versions={"torch": "2.13"}))
 
 
 @pytest.mark.parametrize(
-    ("stated", "op", "named"),
+    ("quant_config", "op", "named"),
     [
         (QWEN3_MOE_FP8["quantization_config"], "linear_fp8", "--fp8-gemm-backend torch_native"),
         ({"quant_method": "w8a8_int8"}, "linear_w8a8", "--quantization w8a8_int8"),
     ],
 )
 def test_the_reference_multiplies_quantized_matrices_only_if_it_was_named(
-    tmp_path: Path, stated: dict[str, Any], op: str, named: str
+    tmp_path: Path, quant_config: dict[str, Any], op: str, named: str
 ) -> None:
     def planned_products(*more: str) -> tuple[set[str | None], set[tuple[str, bool]]]:
-        given = ("--device", "cuda:sm90", *model(tmp_path, {**QWEN3, "quantization_config": stated}), *more)
-        plan = make_plan(user_input(given), without_triton)
-        found = {each.what: each.name for each in plan.kernels.kernels if each.key.partition(" ")[0] == op}
-        refusals = {(each.code, named in each.remedy) for each in plan.refusals if each.what in found}
-        return set(found.values()), refusals
+        words = ("--device", "cuda:sm90", *model(tmp_path, {**QWEN3, "quantization_config": quant_config}), *more)
+        plan = make_plan(user_input(words), without_triton)
+        names = {kernel.what: kernel.name for kernel in plan.kernels.kernels if kernel.key.partition(" ")[0] == op}
+        refusals = {(refusal.code, named in refusal.remedy) for refusal in plan.refusals if refusal.what in names}
+        return set(names.values()), refusals
 
     assert planned_products() == ({"torch (reference)"}, {("slower_path", True)})
     assert planned_products(*named.split()) == ({"torch (reference)"}, set())
@@ -336,7 +338,7 @@ def test_a_method_that_quantizes_at_load_asks_for_its_reference(tmp_path: Path) 
     }
     for named, op in asked.items():
         plan = make_plan(user_input(("--device", "cuda:sm90", *model(tmp_path, QWEN3), *named)), without_triton)
-        names = {each.name for each in plan.kernels.kernels if each.key.startswith(f"{op} ")}
+        names = {kernel.name for kernel in plan.kernels.kernels if kernel.key.startswith(f"{op} ")}
         assert (names, plan.refusals) == ({"torch (reference)"}, ())
     plan = planned("--device", "cpu:avx512", *model(tmp_path, QWEN3), "--quantization", "fp8", "--dtype", "float16")
     assert plan.refusals == ()
@@ -356,10 +358,14 @@ def test_int8_experts_with_biases_are_refused_as_by_their_layers(tmp_path: Path)
         "experts with biases cannot be int8": {"quant_method": "w8a8_int8"},
         "": mixed_weights.config_of({("re:.*self_attn.*",): int8, ("re:.*experts.*",): floats}),
     }
-    for reason, stated in schemes.items():
-        given = model(tmp_path, {**mixture, "quantization_config": stated})
-        refused = [each for each in planned("--device", "cuda:sm90", *given).refusals if "experts" in (each.what or "")]
-        assert [each.reason for each in refused] == ([reason] if reason else [])
+    for reason, quant_config in schemes.items():
+        words = model(tmp_path, {**mixture, "quantization_config": quant_config})
+        refused = [
+            refusal
+            for refusal in planned("--device", "cuda:sm90", *words).refusals
+            if "experts" in (refusal.what or "")
+        ]
+        assert [refusal.reason for refusal in refused] == ([reason] if reason else [])
 
 
 def test_the_reference_computes_quantized_experts_only_if_it_was_named(tmp_path: Path) -> None:
@@ -367,29 +373,29 @@ def test_the_reference_computes_quantized_experts_only_if_it_was_named(tmp_path:
         plan = make_plan(user_input(("--device", "cuda:sm90", *model(tmp_path, config), *more)), without_triton)
         kernels = plan.kernels.kernels
         (experts,) = (kernel for kernel in kernels if kernel.key.partition(" ")[0] in ("experts", "experts_fp8"))
-        return experts, [each.code for each in plan.refusals if each.what == experts.what]
+        return experts, [refusal.code for refusal in plan.refusals if refusal.what == experts.what]
 
     missing = "triton: the package triton is not installed"
-    found, codes = planned_experts(QWEN3_MOE_FP8)
-    assert (found.name, missing in found.slower, codes) == ("torch_native", True, ["slower_path"])
-    found, codes = planned_experts(QWEN3_MOE_FP8, "--moe-runner-backend", "torch_native")
-    assert (found.name, found.slower, codes) == ("torch_native", "", [])
+    experts, codes = planned_experts(QWEN3_MOE_FP8)
+    assert (experts.name, missing in experts.slower, codes) == ("torch_native", True, ["slower_path"])
+    experts, codes = planned_experts(QWEN3_MOE_FP8, "--moe-runner-backend", "torch_native")
+    assert (experts.name, experts.slower, codes) == ("torch_native", "", [])
     unquantized = {name: value for name, value in QWEN3_MOE_FP8.items() if name != "quantization_config"}
-    found, codes = planned_experts(unquantized)
-    assert (found.name, missing in found.slower, codes) == ("torch_native", True, [])
+    experts, codes = planned_experts(unquantized)
+    assert (experts.name, missing in experts.slower, codes) == ("torch_native", True, [])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_processor_s_specs_choose_what_its_ops_bind(dtype: str) -> None:
     from srv.platform.manifest import EngineContext, ProbeContext
 
-    found = find_platforms()["cpu"].loaded
-    device = found.probe(ProbeContext(60)).device
+    cpu = find_platforms()["cpu"].loaded
+    device = cpu.probe(ProbeContext(60)).device
     assert device is not None
-    ops = Ops("cpu", found.create(EngineContext(device, 0)).ops)
+    ops = Ops("cpu", cpu.create(EngineContext(device, 0)).ops)
     sizes = {"dim": 64, "inputs": 64, "outputs": 64, "head_dim": 64, "rotary_dim": 64}
-    names = {spec.op for spec in found.facts.ops if spec.target}
-    chosen = {op: choose_op([s for s in found.facts.ops if s.target], device, op, OpCall(dtype, sizes)) for op in names}
+    names = {spec.op for spec in cpu.facts.ops if spec.target}
+    chosen = {op: choose_op([s for s in cpu.facts.ops if s.target], device, op, OpCall(dtype, sizes)) for op in names}
     bound = {op: ops.name_of(op, OpArgs(getattr(torch, dtype), sizes)) for op in names}
     assert bound == {op: choice.spec.name if choice.spec else "" for op, choice in chosen.items()}
 
@@ -469,8 +475,8 @@ def test_an_engine_runs_what_was_planned(tmp_path: Path, config: dict[str, Any],
         plan, running = engine.context.kernels, engine.ready.kernels
         assert {kernel.key: kernel.name for kernel in plan.kernels} == running
         assert plan.differences(running) == {}
-    made = planned(*arguments, *more)
-    assert made.kernels.kernels == plan.kernels
+    again = planned(*arguments, *more)
+    assert again.kernels.kernels == plan.kernels
 
 
 def test_the_demo_model_s_quantized_weights_run_as_planned() -> None:
@@ -493,7 +499,7 @@ def test_what_runs_instead_is_a_slow_path_of_its_own(tmp_path: Path) -> None:
     plan = planned("--device", "cpu:avx512", *model(tmp_path, LLAMA)).kernels
     running = {kernel.key: kernel.name or "" for kernel in plan.kernels} | {"sampling": "another"}
     assert plan.slow_paths(running) == {"sampling": "pytorch was planned, and another runs"}
-    shown = {each["key"]: each["running"] for each in plan.to_dicts(running)}
+    shown = {to_dict["key"]: to_dict["running"] for to_dict in plan.to_dicts(running)}
     assert shown == running
 
 
@@ -555,7 +561,7 @@ def test_a_plan_refuses_an_op_that_nothing_computes_and_says_what_it_does_not_kn
         manifest = plan.target.manifest
         changed = replace(manifest, facts=replace(manifest.facts, ops=ops))
         result = check_launch(plan.target._replace(manifest=changed), plan.model, plan.resolved)
-        rejections.extend(each.what for each in result.refusals)
+        rejections.extend(refusal.what for refusal in result.refusals)
         return result.kernels.kernels
 
     rejections: list[str] = []
@@ -569,8 +575,8 @@ def test_a_plan_refuses_an_op_that_nothing_computes_and_says_what_it_does_not_kn
 def test_the_command_prints_the_plan_within_80_columns_and_without_torch(tmp_path: Path) -> None:
     script = "import sys; from srv.cli.main import main; main(sys.argv[1:]); print('torch' in sys.modules)"
     arguments = ["plan", "--device", "npu:a3", *model(tmp_path, LLAMA | {"head_dim": 64}), "--kernels"]
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
-    *lines, loaded = done.stdout.splitlines()
+    process = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
+    *lines, loaded = process.stdout.splitlines()
     assert loaded == "False"
     assert max(map(len, lines)) <= 80
     assert "    = torch_npu (npu_rms_norm), because it is the only implementation that" in lines

@@ -33,8 +33,8 @@ def config(**values: object):  # type: ignore[no-untyped-def]
 
 def facts(folder: Path, **changes: Any) -> ModelFacts:
     groups = (FullAttention((0, 1), 2, 16, 16),)
-    given: dict[str, Any] = {"path": str(folder), "layers": 2, "cache_groups": groups, "config": CONFIG, **changes}
-    return model(**given)
+    values: dict[str, Any] = {"path": str(folder), "layers": 2, "cache_groups": groups, "config": CONFIG, **changes}
+    return model(**values)
 
 
 def write_tensors(folder: Path, tensors: dict[str, tuple[str, list[int], bytes]]) -> None:
@@ -88,13 +88,13 @@ def test_scales_of_a_checkpoint_by_any_name(
     tmp_path: Path, names: tuple[str, ...], expected: tuple[tuple[float, float], ...]
 ) -> None:
     write_tensors(tmp_path, scales_of(*names))
-    assert configured_scales(config(), facts(tmp_path)).of((0, 1)) == tuple(KVScales(*each) for each in expected)
+    assert configured_scales(config(), facts(tmp_path)).of((0, 1)) == tuple(KVScales(*pair) for pair in expected)
 
 
 def test_dtypes_of_stored_scales(tmp_path: Path) -> None:
     stored = {"k_scale": ("BF16", [], b"\x20\x3e"), "v_scale": ("F16", [1, 1], struct.pack("<e", 0.3125))}
     write_tensors(
-        tmp_path, {ATTENTION.format(layer) + name: each for layer in range(2) for name, each in stored.items()}
+        tmp_path, {ATTENTION.format(layer) + name: tensor for layer in range(2) for name, tensor in stored.items()}
     )
     assert configured_scales(config(), facts(tmp_path)).of((1,)) == (KVScales(0.15625, 0.3125),)
 
@@ -125,7 +125,7 @@ def test_stored_scales_that_are_refused(tmp_path: Path, tensors: dict[str, Any],
 
 
 @every(
-    ("stated", "reason"),
+    ("quant_config", "reason"),
     [
         ({"kv_cache_scheme": {"num_bits": 8, "type": "int"}}, "a kv_cache_scheme with type int, not float"),
         (
@@ -137,9 +137,9 @@ def test_stored_scales_that_are_refused(tmp_path: Path, tensors: dict[str, Any],
         ({"kv_cache_quant_algo": "FP8"}, None),
     ],
 )
-def test_scales_for_other_formats_are_refused(tmp_path: Path, stated: dict[str, Any], reason: str | None) -> None:
+def test_scales_for_other_formats_are_refused(tmp_path: Path, quant_config: dict[str, Any], reason: str | None) -> None:
     write_tensors(tmp_path, scales_of("k_scale", "v_scale"))
-    described = facts(tmp_path, config={**CONFIG, "quantization_config": stated})
+    described = facts(tmp_path, config={**CONFIG, "quantization_config": quant_config})
     if reason is None:
         assert configured_scales(config(), described).of((0,)) == (KVScales(1.0, 2.0),)
         return
@@ -195,9 +195,9 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
 
 def check(about: ModelFacts, **values: Any) -> LaunchCheck:
     platform = manifest(capabilities=CAPABLE | {"fp8_kv"})
-    found = resolved(user(kv_cache_dtype="fp8_e4m3", **values), platform, model=about)
+    resolution = resolved(user(kv_cache_dtype="fp8_e4m3", **values), platform, model=about)
     target = Target(platform, platform.facts.profiles["mk1"], "the test selects it", {})
-    return check_launch(target, about, found, None)
+    return check_launch(target, about, resolution, None)
 
 
 def test_plan_and_launch_refuse_scales_by_what_has_them(tmp_path: Path) -> None:
@@ -212,9 +212,9 @@ def test_plan_and_launch_refuse_scales_by_what_has_them(tmp_path: Path) -> None:
 
 
 def test_missing_scales_are_a_warning(tmp_path: Path) -> None:
-    found = check(facts(tmp_path))
-    assert found.refusals == ()
-    (note,) = found.notes
+    result = check(facts(tmp_path))
+    assert result.refusals == ()
+    (note,) = result.notes
     for part in ("tiny has no scales", "larger magnitudes than 448", "--quantization-param-path"):
         assert part in note
     without_pool = facts(tmp_path, cache_groups=(FullAttention((), 2, 16, 16),), generates=False, pooling="mean")
@@ -247,8 +247,8 @@ def test_a_plan_and_a_launch_note_a_scheme_of_keys_and_values(tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": scheme}))
     write_tensors(tmp_path, {"model.norm.weight": floats(*[1.0] * 64)})
     values = {"device": "cpu", "model_path": str(tmp_path), "skip_tokenizer_init": True}
-    for given, count in (({}, 1), ({"kv_cache_dtype": "bfloat16"}, 0)):
-        notes = make_plan(user(**values, **given)).notes
+    for further, count in (({}, 1), ({"kv_cache_dtype": "bfloat16"}, 0)):
+        notes = make_plan(user(**values, **further)).notes
         assert sum("states keys and values in 8-bit floats" in note for note in notes) == count, notes
 
 
@@ -275,10 +275,10 @@ def test_calculated_scales_are_powers_of_two_with_headroom(tmp_path: Path) -> No
     """Twice the largest magnitude fits, and half the scale would not do."""
     for dtype, limit in (("fp8_e4m3", 448), ("fp8_e5m2", 57_344)):
         chosen = config(kv_cache_dtype=dtype, calculate_kv_scales=True)
-        found = calculated_scales(chosen, facts(tmp_path), {1: (3.0, limit / 2), 0: (0.0, 1e-44)}).of((0, 1))
-        assert found[0] == KVScales(1.0, 2.0**-126)
-        assert found[1].value == 1.0
-        assert limit * found[1].key / 2 < 2 * 3.0 <= limit * found[1].key
+        scales = calculated_scales(chosen, facts(tmp_path), {1: (3.0, limit / 2), 0: (0.0, 1e-44)}).of((0, 1))
+        assert scales[0] == KVScales(1.0, 2.0**-126)
+        assert scales[1].value == 1.0
+        assert limit * scales[1].key / 2 < 2 * 3.0 <= limit * scales[1].key
         for wrong, shown in ((NAN, "nan"), (INF, "inf")):
             with pytest.raises(ModelError, match=f"values of layer 1 are {shown}") as caught:
                 calculated_scales(chosen, facts(tmp_path), {0: (1.0, 1.0), 1: (1.0, wrong)})
@@ -288,6 +288,6 @@ def test_calculated_scales_are_powers_of_two_with_headroom(tmp_path: Path) -> No
 def test_calculated_scales_override_those_of_the_checkpoint_in_plan_and_launch(tmp_path: Path) -> None:
     """Damaged ones are not read, and no warning says that there are none."""
     write_tensors(tmp_path, {ATTENTION.format(0) + "k_scale": floats(NAN)})
-    found = check(facts(tmp_path), calculate_kv_scales=True)
-    assert (found.refusals, found.notes) == ((), ())
+    result = check(facts(tmp_path), calculate_kv_scales=True)
+    assert (result.refusals, result.notes) == ((), ())
     assert configured_scales(config(calculate_kv_scales=True), facts(tmp_path)) == NO_SCALES

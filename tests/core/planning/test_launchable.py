@@ -31,15 +31,15 @@ def never(*asked: object) -> Inspection:
 
 def check(facts: ModelFacts | None, answer: Any = never, on: Manifest | None = None, **values: Any) -> LaunchCheck:
     platform = on or manifest()
-    found = resolved(user(**values), platform, model=facts)
+    resolution = resolved(user(**values), platform, model=facts)
     target = Target(platform, platform.facts.profiles["mk1"], "the test selects it", {})
-    return check_launch(target, facts, found, answer)
+    return check_launch(target, facts, resolution, answer)
 
 
 def test_a_model_with_native_layers_is_launched_and_its_files_are_not_checked() -> None:
-    found = check(NATIVE)
-    assert found.refusals == ()
-    assert [each.partition(",")[0] for each in found.unchecked] == ["the tokenizer"]
+    result = check(NATIVE)
+    assert result.refusals == ()
+    assert [sentence.partition(",")[0] for sentence in result.unchecked] == ["the tokenizer"]
 
 
 @every(
@@ -96,7 +96,7 @@ def test_devices_that_are_too_few_do_not_make_the_division_unknown(tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "num_attention_heads": 6, "num_key_value_heads": 3,
         "hidden_size": 96, "intermediate_size": 192, "vocab_size": 129}))  # fmt: skip
     plan = make_plan(user(model_path=str(tmp_path), load_format="dummy", device="cuda:sm90", tp_size=3))
-    assert [each.code for each in plan.refusals] == ["too_few_devices"]
+    assert [refusal.code for refusal in plan.refusals] == ["too_few_devices"]
     assert plan.budget is not None
     assert any(kernel.key.startswith("op ") or "rms_norm" in kernel.what for kernel in plan.kernels.kernels)
 
@@ -133,8 +133,8 @@ def test_a_plan_shows_what_a_model_without_a_backend_takes(tmp_path: Path) -> No
     write_models(tmp_path)
     statements = {"device": "cuda:h200", "model_path": str(tmp_path / "deepseek-v3"), "load_format": "dummy"}
     plan = make_plan(user(**statements, attention_backend="flashmla"))
-    assert {"backend_unfit", "pool_too_small"} == {each.code for each in plan.refusals}
-    (pool,) = (each for each in plan.refusals if each.code == "pool_too_small")
+    assert {"backend_unfit", "pool_too_small"} == {refusal.code for refusal in plan.refusals}
+    (pool,) = (refusal for refusal in plan.refusals if refusal.code == "pool_too_small")
     assert "68.62 KiB hold 1 tokens of 61 layers of latent attention" in pool.reason  # 61 x 576 numbers of 2 bytes
     # 671.03 G parameters; 2 bytes for those of the embedding, the output layer, routers and kv_b_proj; scales of blocks
     assert "627.87 GiB of weights quantized with fp8" in pool.reason

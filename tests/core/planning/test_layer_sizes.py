@@ -26,7 +26,7 @@ def test_a_fused_matrix_has_the_outputs_of_its_parts(kind: str, tmp_path: Path) 
         CONFIGS[kind](**{**SIZES, **OWN_SIZES.get(kind, {})}).save_pretrained(folder)
     facts = read_facts(folder)
     ops = derive.model_ops(native_tree(facts.architecture, facts.config), "float32")
-    layers = [each for each in built(folder, load_format="dummy").modules() if isinstance(each, Projection)]
-    found = {tuple(each.output_sizes): tuple(each.output_sizes.values()) for each in layers}
-    described = {each.names: each.output_sizes for each in ops.matrices if not each.embedding}
-    assert {names: found[names] for names in described} == described
+    layers = [module for module in built(folder, load_format="dummy").modules() if isinstance(module, Projection)]
+    sizes = {tuple(layer.output_sizes): tuple(layer.output_sizes.values()) for layer in layers}
+    described = {matrix.names: matrix.output_sizes for matrix in ops.matrices if not matrix.embedding}
+    assert {names: sizes[names] for names in described} == described

@@ -46,10 +46,10 @@ def verdicts() -> dict[str, Verdicts]:
 def test_there_is_a_verdict_of_each_checkpoint(
     checkpoints: tuple[Checkpoint, ...], verdicts: dict[str, Verdicts]
 ) -> None:
-    names = [each.id for each in checkpoints]
+    names = [checkpoint.id for checkpoint in checkpoints]
     assert len(names) == len(set(names)) >= 60
     assert names == list(verdicts), REMEDY
-    assert all(list(each.places) == list(MACHINES) for each in verdicts.values()), REMEDY
+    assert all(list(verdict.places) == list(MACHINES) for verdict in verdicts.values()), REMEDY
 
 
 def test_srv_counts_the_published_parameters(
@@ -57,16 +57,16 @@ def test_srv_counts_the_published_parameters(
 ) -> None:
     """To half a percent, or less than published by what the row says that srv does not load."""
     wrong = []
-    for each in checkpoints:
-        counted = counted_parameters(each, tmp_path)
-        if counted != verdicts[each.id].parameters:
-            wrong.append(f"{each.id}: {counted} parameters, not {verdicts[each.id].parameters}: {REMEDY}")
+    for checkpoint in checkpoints:
+        counted = counted_parameters(checkpoint, tmp_path)
+        if counted != verdicts[checkpoint.id].parameters:
+            wrong.append(f"{checkpoint.id}: {counted} parameters, not {verdicts[checkpoint.id].parameters}: {REMEDY}")
         elif counted is None:
-            wrong += [] if each.wanted else [f"{each.id}: no size is claimed, and none is wanted"]
+            wrong += [] if checkpoint.wanted else [f"{checkpoint.id}: no size is claimed, and none is wanted"]
         else:
-            share = counted / each.parameters
-            fits = LEAST < share < 1 if each.more else abs(share - 1) < TOLERANCE
-            wrong += [] if fits else [f"{each.id}: {counted} parameters, {share:.2%} of the published ones"]
+            share = counted / checkpoint.parameters
+            fits = LEAST < share < 1 if checkpoint.more else abs(share - 1) < TOLERANCE
+            wrong += [] if fits else [f"{checkpoint.id}: {counted} parameters, {share:.2%} of the published ones"]
     assert wrong == []
 
 
@@ -84,18 +84,18 @@ def test_plan_and_launch_have_the_recorded_verdict(
     place: str, checkpoints: tuple[Checkpoint, ...], verdicts: dict[str, Verdicts], tmp_path: Path
 ) -> None:
     wrong = []
-    for each in checkpoints:
-        recorded = verdicts[each.id].places[place]
+    for checkpoint in checkpoints:
+        recorded = verdicts[checkpoint.id].places[place]
         if is_asked(recorded) and place != next(iter(MACHINES)):
             continue
-        planned = plan_on(each, tmp_path, place, recorded.ranks)
+        planned = plan_on(checkpoint, tmp_path, place, recorded.ranks)
         if planned != recorded:
-            wrong.append(f"{each.id}: a plan says {planned}, not {recorded}: {REMEDY}")
-        launched = launch_codes(user_input(each, tmp_path, place, recorded.ranks), find_target(MACHINES[place]))
+            wrong.append(f"{checkpoint.id}: a plan says {planned}, not {recorded}: {REMEDY}")
+        launched = launch_codes(user_input(checkpoint, tmp_path, place, recorded.ranks), find_target(MACHINES[place]))
         # Whether memory suffices is measured by a launch once weights are loaded, and estimated by a plan.
         expected = set(planned.codes) - {"pool_too_small"}
         if not launched <= expected or bool(launched) != bool(expected):
-            wrong.append(f"{each.id}: plan {sorted(expected)}, launch {sorted(launched)}")
+            wrong.append(f"{checkpoint.id}: plan {sorted(expected)}, launch {sorted(launched)}")
     assert wrong == []
 
 

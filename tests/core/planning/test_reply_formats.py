@@ -59,10 +59,10 @@ def row(distribution: str, name: str) -> tuple[str, str, str, str]:
 def test_what_a_launch_refuses_is_refused(
     plugins: list[tuple[str, str, str, str]], argument: str, words: str, tmp_path: Path
 ) -> None:
-    (found,) = refused(tmp_path, plugins)
-    assert (found.code, found.what) == ("plugin_refused", argument)
-    assert words in found.reason
-    assert found.remedy.endswith(".")
+    (refusal,) = refused(tmp_path, plugins)
+    assert (refusal.code, refusal.what) == ("plugin_refused", argument)
+    assert words in refusal.reason
+    assert refusal.remedy.endswith(".")
 
 
 def test_a_format_that_no_reply_uses_harms_nobody(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def given(models: Path, device: str, model: str, line: str) -> UserInput:
         return user_input(["--device", device, "--model-path", str(folder), "--load-format", "dummy", *line.split()])
     words = rest.replace("{model}", str(folder)).split()
     statements, rejections = read_translation(translate(engine, words, lambda text: find(device).device.memory_bytes))
-    kept = tuple(each for each in statements if each.argument not in ("device", "model_path"))
+    kept = tuple(statement for statement in statements if statement.argument not in ("device", "model_path"))
     ours = user_input(["--device", device, "--model-path", str(folder), "--load-format", "dummy"])
     return UserInput((*ours.statements, *kept), tuple(rejections))
 
@@ -155,8 +155,8 @@ def translated_codes(models: Path, device: str, model: str, line: str) -> set[st
         words += ["--model-path", str(models / model)]
     words += [] if engine == "rtp-llm" else ["--load-format", "dummy"]
     translation = translate(engine, words, lambda text: find(device).device.memory_bytes)
-    found = (*translation.rejections, *bad_values(translation), *launch_verdict(translation, device).refusals)
-    return {each.code for each in found} - ({"format_not_there"} if engine == "rtp-llm" else set())
+    refusals = (*translation.rejections, *bad_values(translation), *launch_verdict(translation, device).refusals)
+    return {refusal.code for refusal in refusals} - ({"format_not_there"} if engine == "rtp-llm" else set())
 
 
 def plan_codes(user: UserInput) -> set[str]:
@@ -164,8 +164,8 @@ def plan_codes(user: UserInput) -> set[str]:
     try:
         plan = make_plan(user, find)
     except Refusal as refusal:
-        return {each.code for each in refusal.rejections}
-    return {each.code for each in plan.refusals}
+        return {rejection.code for rejection in refusal.rejections}
+    return {planned_refusal.code for planned_refusal in plan.refusals}
 
 
 def compare(models: Path, lines: Sequence[tuple[str, str, str, str | None]]) -> list[str]:
@@ -189,7 +189,7 @@ def compare(models: Path, lines: Sequence[tuple[str, str, str, str | None]]) -> 
 @pytest.mark.slow
 def test_plan_translate_and_launch_have_one_verdict(models: Path) -> None:
     assert len(LINES) >= 60
-    assert {name for name, found in find_platforms().items() if found.distribution == "srv"} - {"xpu"} <= {
+    assert {name for name, platform in find_platforms().items() if platform.distribution == "srv"} - {"xpu"} <= {
         device.partition(":")[0] for device, _, _, _ in LINES
     }
     assert compare(models, LINES) == []
@@ -246,7 +246,7 @@ def test_a_refusal_of_a_configuration_says_what_is_wrong_and_what_helps(
     except Refusal as refusal:
         refused = refusal.rejections
     assert (refused[-1].code, reason in refused[-1].reason, remedy in refused[-1].remedy) == (code, True, True), refused
-    assert len({each.code for each in refused}) == 1 or code == "op_missing", refused
+    assert len({rejection.code for rejection in refused}) == 1 or code == "op_missing", refused
     launched = launch_codes(user, find(device))
     assert launched
-    assert launched <= {each.code for each in refused}
+    assert launched <= {rejection.code for rejection in refused}

@@ -37,16 +37,16 @@ def folder(path: Path, **config: Any) -> Path:
 def facts(path: Path, name: str, **further: Any) -> ModelFacts:
     architecture, fields = CONFIGS[name]
     kind = model_type_of(architecture)
-    own = {"architectures": [architecture], "model_type": kind, "torch_dtype": "bfloat16", **fields, **further}
-    return read_facts(folder(path, **own))
+    config = {"architectures": [architecture], "model_type": kind, "torch_dtype": "bfloat16", **fields, **further}
+    return read_facts(folder(path, **config))
 
 
 @pytest.mark.parametrize("name", ["Mixtral-8x7B", "Kimi-K2", "falcon-7b", "Jamba-v0.1"])
 def test_facts_of_a_configuration_have_the_sizes_of_its_checkpoint(name: str, tmp_path: Path) -> None:
-    found, expected = facts(tmp_path, name), SIZES[name]
-    assert (found.parameters, found.active_parameters) == (expected.parameters, expected.active)
-    assert (found.weight_bytes, found.unknown_sizes) == (2 * expected.parameters, None)
-    paged = [group for group in found.cache_groups if not isinstance(group, Recurrent)]
+    model_facts, expected = facts(tmp_path, name), SIZES[name]
+    assert (model_facts.parameters, model_facts.active_parameters) == (expected.parameters, expected.active)
+    assert (model_facts.weight_bytes, model_facts.unknown_sizes) == (2 * expected.parameters, None)
+    paged = [group for group in model_facts.cache_groups if not isinstance(group, Recurrent)]
     assert sum(group.bytes_per_token("bfloat16") for group in paged) == expected.token_bytes
 
 
@@ -60,15 +60,19 @@ def test_facts_of_a_configuration_have_the_sizes_of_its_checkpoint(name: str, tm
 def test_the_text_part_of_a_vision_model_counts_alone(kind: str, part_of: str, name: str, tmp_path: Path) -> None:
     """Qwen2-VL has a language model of these sizes."""
     fields = {"text_config": CONFIGS[name][1], "vision_config": {}, "torch_dtype": "bfloat16"}
-    found = read_facts(folder(tmp_path, architectures=[part_of], model_type=kind, **fields))
+    model_facts = read_facts(folder(tmp_path, architectures=[part_of], model_type=kind, **fields))
     parameters = SIZES[name].parameters
-    assert (found.text_part_of, found.parameters, found.weight_bytes) == (part_of, parameters, 2 * parameters)
+    assert (model_facts.text_part_of, model_facts.parameters, model_facts.weight_bytes) == (
+        part_of,
+        parameters,
+        2 * parameters,
+    )
 
 
 def test_a_model_without_attention_has_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found, expected = facts(tmp_path, "Mamba-Codestral-7B"), SIZES["Mamba-Codestral-7B"]
-    assert found.parameters == expected.parameters
-    (states,) = found.cache_groups
+    model_facts, expected = facts(tmp_path, "Mamba-Codestral-7B"), SIZES["Mamba-Codestral-7B"]
+    assert model_facts.parameters == expected.parameters
+    (states,) = model_facts.cache_groups
     assert isinstance(states, Recurrent)
     assert states.bytes_per_slot() == expected.request_bytes
     assert main(["plan", "--device", "cpu", "--model-path", str(tmp_path), "--load-format", "dummy"]) == 2
@@ -107,7 +111,7 @@ def plan(path: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> tup
 
 
 @every(
-    ("stated", "stored", "held"),
+    ("quant_config", "stored", "held"),
     [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "19.25", "19.25"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "31.98", "31.98"),
@@ -116,9 +120,9 @@ def plan(path: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> tup
     ],
 )
 def test_a_launch_without_weights_has_a_size(
-    stated: dict[str, Any], stored: str, held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    quant_config: dict[str, Any], stored: str, held: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts(tmp_path, "Qwen3-32B", quantization_config=stated)
+    facts(tmp_path, "Qwen3-32B", quantization_config=quant_config)
     code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90")
     assert code == 0
     assert f"weights: {stored} GiB, quantized" in shown
@@ -163,22 +167,22 @@ def test_embeddings_need_no_output_layer(tmp_path: Path, capsys: pytest.CaptureF
 def test_modelopt_s_own_file_says_what_is_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As in its older checkpoints, whose config.json states no quantization."""
     facts(tmp_path, "Qwen3-32B")
-    stated = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": stated}))
+    quant_config = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"producer": {}, "quantization": quant_config}))
     code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90")
     assert (code, "weights: 31.96 GiB, quantized with modelopt" in shown) == (0, True)
 
 
 def test_an_unknown_code_of_4_bits_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stated = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf5"}
-    facts(tmp_path, "Qwen3-32B", quantization_config=stated)
+    quant_config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf5"}
+    facts(tmp_path, "Qwen3-32B", quantization_config=quant_config)
     code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90")
     assert (code, "its weights of 4 bits are of type nf5, not nf4 or fp4" in shown) == (2, True)
 
 
 def test_one_cause_is_one_refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    stated = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": True}
-    facts(tmp_path, "Qwen3-32B", quantization_config=stated)
+    quant_config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": True}
+    facts(tmp_path, "Qwen3-32B", quantization_config=quant_config)
     code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90,count=2", "--tp-size", "2")
     assert (code, "launch would refuse: tp_size (not_divisible)\n" in shown) == (2, True)
     facts(tmp_path, "Qwen3-32B", quantization_config={"quant_method": "quark"})
@@ -255,8 +259,8 @@ def test_a_plan_shows_parameters_weights_and_cache(tmp_path: Path, capsys: pytes
 def test_lines_of_latent_attention_windows_and_states(tmp_path: Path) -> None:
     def lines(name: str, planned: str | None) -> list[str]:
         model = facts(tmp_path, name, max_position_embeddings=131072)
-        found = size_lines(model, "bfloat16", planned)
-        return [sentence for quantity, sentence in found if quantity in ("cache", "layers")]
+        size_texts = size_lines(model, "bfloat16", planned)
+        return [sentence for quantity, sentence in size_texts if quantity in ("cache", "layers")]
 
     none = "none: srv knows the sizes of this architecture, but of no layers that run it"
     assert lines("DeepSeek-V3", "transformers") == [

@@ -179,9 +179,9 @@ def test_broken_ops_of_an_added_backend_are_refused(family: str, ops: Any, membe
 
 
 def test_a_platform_has_the_ops_of_its_backends_in_one_place() -> None:
-    own = replace(SPEC, target="", ops=(EXPERTS,))
+    spec = replace(SPEC, target="", ops=(EXPERTS,))
     with pytest.raises(PluginError, match=r"List them in PlatformFacts\.ops") as raised:
-        check_manifest(replace(GOOD, **facts(backends={"moe": (own,)})), "srv-example", "1.0")
+        check_manifest(replace(GOOD, **facts(backends={"moe": (spec,)})), "srv-example", "1.0")
     assert raised.value.member == "backend moe plain: ops"
 
 
@@ -236,8 +236,8 @@ def test_a_feature_newer_than_the_declared_version_is_refused(changes: dict[str,
 
 def test_what_is_newer_than_the_oldest_version_has_a_name_of_the_contract() -> None:
     """A misspelt name in SINCE would let older plugins use what they were not checked for."""
-    known = {*CAPABILITIES, *(f"BackendSpec.{each.name}" for each in fields(BackendSpec))}
-    assert SINCE.keys() <= known
+    names = {*CAPABILITIES, *(f"BackendSpec.{field.name}" for field in fields(BackendSpec))}
+    assert SINCE.keys() <= names
     assert all(OLDEST_API < since <= API_VERSION for since in SINCE.values())
 
 

@@ -43,7 +43,7 @@ FAKE = platform("fake", 99, simulated=True)
 BROKEN = InstalledPlatform(
     "broken", "srv-broken", "1.0", None, PluginError("srv-broken", "Manifest.api", "is 9.0", "Update srv")
 )
-ALL = {each.name: each for each in (BROKEN, FAKE, FAST, HOST)}
+ALL = {entry.name: entry for entry in (BROKEN, FAKE, FAST, HOST)}
 
 
 class Probes:
@@ -55,9 +55,9 @@ class Probes:
         self._variant = variant
         self._simulated = simulated
 
-    def __call__(self, found: Mapping[str, InstalledPlatform], timeout_s: float) -> dict[str, ProbeResult]:
-        self.probed += found
-        return {name: self._result(name) if name in self._available else DRIVERLESS for name in found}
+    def __call__(self, platforms: Mapping[str, InstalledPlatform], timeout_s: float) -> dict[str, ProbeResult]:
+        self.probed += platforms
+        return {name: self._result(name) if name in self._available else DRIVERLESS for name in platforms}
 
     def _result(self, name: str) -> ProbeResult:
         device = DeviceFacts(self._variant, GIB, 1, simulated=name == self._simulated)

@@ -24,9 +24,9 @@ MARKED = 'srv[trace] >= 0.1; python_version > "3"'
 def from_metadata(group: str) -> set[Entry]:
     """The entry points of a group by importlib.metadata, without what they require."""
     return {
-        Entry(each.group, each.name, each.value, each.dist.name, each.dist.version)
-        for each in importlib.metadata.entry_points(group=group)
-        if each.dist is not None
+        Entry(entry_point.group, entry_point.name, entry_point.value, entry_point.dist.name, entry_point.dist.version)
+        for entry_point in importlib.metadata.entry_points(group=group)
+        if entry_point.dist is not None
     }
 
 
@@ -41,7 +41,7 @@ def distribution(folder: Path, name: str, lines: Iterable[str], version: str = "
 
 @every("group", [GROUP, "srv.commands", "srv.backends.attention"])
 def test_entry_points_are_those_of_importlib(group: str) -> None:
-    assert {each._replace(requires="") for each in entries(group)} == from_metadata(group)
+    assert {entry._replace(requires="") for entry in entries(group)} == from_metadata(group)
     assert len(entries(group)) == len(from_metadata(group))
 
 
@@ -50,19 +50,19 @@ def test_every_form_of_a_line_and_of_a_folder(tmp_path: Path, monkeypatch: pytes
     distribution(tmp_path, "My-Plugin", lines)
     distribution(tmp_path, "older-kind", ("five = f:G",), kind="egg")
     monkeypatch.syspath_prepend(str(tmp_path))
-    here = {each for each in entries(GROUP) if each.distribution in ("My-Plugin", "older-kind")}
-    assert {(each.name, each.value) for each in here} == {
+    here = {entry for entry in entries(GROUP) if entry.distribution in ("My-Plugin", "older-kind")}
+    assert {(entry.name, entry.value) for entry in here} == {
         ("one", "a.b:C"),
         ("two", "a.b"),
         ("three", "a:B.c"),
         ("five", "f:G"),
     }
-    assert {(each.distribution, each.version, each.module) for each in here if each.name in ("one", "five")} == {
+    assert {(entry.distribution, entry.version, entry.module) for entry in here if entry.name in ("one", "five")} == {
         ("My-Plugin", "1.0", "a.b"),
         ("older-kind", "1.0", "f"),
     }
-    assert {each._replace(value="") for each in here} == {
-        each._replace(value="") for each in from_metadata(GROUP) if each.distribution in ("My-Plugin", "older-kind")
+    assert {entry._replace(value="") for entry in here} == {
+        entry._replace(value="") for entry in from_metadata(GROUP) if entry.distribution in ("My-Plugin", "older-kind")
     }
 
 
@@ -71,7 +71,7 @@ def test_first_distribution_of_a_name_wins(tmp_path: Path, monkeypatch: pytest.M
     distribution(tmp_path / "first", "my-plugin", ("new = a:B",), "2.0")
     for folder in ("later", "first"):
         monkeypatch.syspath_prepend(str(tmp_path / folder))
-    assert [(each.name, each.version) for each in entries(GROUP) if each.value == "a:B"] == [("new", "2.0")]
+    assert [(entry.name, entry.version) for entry in entries(GROUP) if entry.value == "a:B"] == [("new", "2.0")]
 
 
 def test_damaged_files_and_missing_folders_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_an_archive_on_the_path_is_left_to_importlib(tmp_path: Path, monkeypatch
         for file in sorted(tmp_path.rglob("*.*-info/*")):
             archive.write(file, file.relative_to(tmp_path))
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "plugins.zip")])
-    assert [(each.name, each.distribution) for each in entries(GROUP) if each.value == "a:B"] == [
+    assert [(entry.name, entry.distribution) for entry in entries(GROUP) if entry.value == "a:B"] == [
         ("zipped", "in-archive")
     ]
 
@@ -125,7 +125,7 @@ def test_what_a_distribution_requires_of_srv(lines: tuple[str, ...], requires: s
     for more in ((), (str(archive),)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "path", [str(tmp_path), *sys.path, *more])
-            assert [each.requires for each in entries(GROUP) if each.name == "needy"] == [requires]
+            assert [entry.requires for entry in entries(GROUP) if entry.name == "needy"] == [requires]
 
 
 @every("requires", ["srv>=9", "srv<0.1", 'srv==3; python_version > "3"'])

@@ -62,8 +62,8 @@ def test_nodes_and_their_processors(tmp_path: Path) -> None:
 
 
 def test_why_a_node_is_unfit(tmp_path: Path) -> None:
-    (own, *_) = os.sched_getaffinity(0)
-    root = nodes(tmp_path, node0=str(own), node1="", node2="1000000")
+    (processor, *_) = os.sched_getaffinity(0)
+    root = nodes(tmp_path, node0=str(processor), node1="", node2="1000000")
     assert numa.why_unfit(0, root) is None
     assert numa.why_unfit(5, root) == "there is no NUMA node 5; this host has the nodes 0, 1, 2"
     for node in (1, 2):
@@ -79,5 +79,5 @@ def test_threads_that_run_and_later_ones_are_bound(tmp_path: Path) -> None:
     last = max(os.sched_getaffinity(0))
     root = nodes(tmp_path, node0="0", node1=f"{last},1000000")
     command = [sys.executable, "-c", BIND, str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == str([[last], [last]])
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert process.stdout.strip() == str([[last], [last]])

@@ -43,7 +43,7 @@ def test_a_plain_pool_has_zeroed_tensors_of_its_own_for_each_name_and_layer(spec
     assert tuple(kv.tensors) == layout.names()
     expected = layout.plain_tensors(3)
     for name, tensors in kv.tensors.items():
-        assert [(tuple(each.shape), str(each.dtype)) for each in tensors] == [
+        assert [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors] == [
             (expected[name].shape, f"torch.{expected[name].dtype}")
         ] * len(layout.layers_of(name))
     assert not any(bool(tensor.any()) for tensor in kv.all())
@@ -80,7 +80,7 @@ def test_a_refused_spec_names_platform_and_spec(spec: CacheSpec) -> None:
 def test_tensors_come_in_the_order_of_the_layout_whatever_order_the_platform_gave_them_in() -> None:
     kv = plain_pool(KVLayout(SPECS[0], 4, "float32"), 3, HOST)
     reverse = KVBuffers(kv.layout, dict(reversed(kv.tensors.items())))
-    assert [each.data_ptr() for each in reverse.all()] == [each.data_ptr() for each in (*kv.keys, *kv.values)]
+    assert [tensor.data_ptr() for tensor in reverse.all()] == [tensor.data_ptr() for tensor in (*kv.keys, *kv.values)]
 
 
 def test_a_plain_pool_in_host_memory_takes_memory_as_it_is_written() -> None:

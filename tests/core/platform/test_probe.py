@@ -112,10 +112,10 @@ def test_a_manifest_that_is_slow_to_import_is_not_blamed_on_its_probe(
     """The parent imports the manifest quickly; in the child the import takes longer than the time limit."""
     slow = "import os, time; time.sleep(float(os.environ.get('SRV_TEST_IMPORT_SECONDS', '0')))"
     write(plugins, "late", "return ProbeResult(False, 'no card', 'Plug one in', 'no_card')", after=slow)
-    found = find_platforms()["late"]
-    assert found.error is None
+    platform = find_platforms()["late"]
+    assert platform.error is None
     monkeypatch.setenv("SRV_TEST_IMPORT_SECONDS", "60")
-    result = probe(found, timeout_s=2)
+    result = probe(platform, timeout_s=2)
     assert (result.available, result.code) == (False, "manifest_timeout")
     assert result.reason == "its manifest was not imported within 2 s, so its probe did not run"
 
@@ -141,10 +141,10 @@ def _holds(condition: Callable[[], bool]) -> bool:
 def test_manifest_that_imports_torch_is_detected_in_the_child(plugins: Path) -> None:
     """This process may have imported torch already, but the child has not."""
     write(plugins, "heavy", "return ProbeResult(True, device=DEVICE)")
-    found = find_platforms()["heavy"]
+    platform = find_platforms()["heavy"]
     module = plugins / "plugin_heavy" / "manifest.py"
     module.write_text(f"{module.read_text()}\nimport torch\n")
-    result = probe(found)
+    result = probe(platform)
     assert result.code == "manifest_impure"
     assert "torch" in result.reason
 
@@ -160,11 +160,11 @@ def test_bad_probes_do_not_delay_the_others(plugins: Path) -> None:
     write(plugins, "slow", "import time; time.sleep(60)")
     write(plugins, "quick", "return ProbeResult(True, device=DEVICE)")
     write(plugins, "dead", "import os; os.abort()")
-    found = {name: each for name, each in find_platforms().items() if name in ("slow", "quick", "dead")}
+    platforms = {name: platform for name, platform in find_platforms().items() if name in ("slow", "quick", "dead")}
     begin = time.monotonic()
-    assert probe(found["quick"]).available
-    results = probe_all(found, timeout_s=1 + 20 * (time.monotonic() - begin))  # much, however busy the machine is
-    assert list(results) == list(found)
+    assert probe(platforms["quick"]).available
+    results = probe_all(platforms, timeout_s=1 + 20 * (time.monotonic() - begin))  # much, however busy the machine is
+    assert list(results) == list(platforms)
     assert results["quick"].available
     assert results["dead"].code == "probe_crashed"
     assert results["slow"].code == "probe_timeout"
@@ -172,8 +172,8 @@ def test_bad_probes_do_not_delay_the_others(plugins: Path) -> None:
 
 def test_a_refused_plugin_is_not_started(plugins: Path) -> None:
     write(plugins, "refused", "return 1", after="raise RuntimeError('half installed')")
-    found = find_platforms()["refused"]
-    result = probe(found)
+    platform = find_platforms()["refused"]
+    result = probe(platform)
     assert result.code == "plugin_refused"
     assert "half installed" in result.reason
 

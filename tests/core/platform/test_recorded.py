@@ -71,11 +71,11 @@ def test_a_published_version_is_not_recorded_again(tmp_path: Path) -> None:
 def test_every_record_is_that_of_its_version() -> None:
     assert PRESENT in recorded_versions()
     for version in recorded_versions():
-        found = read(version)
-        assert found.header.version == version
-        assert number(found.header.oldest) <= number(version)
-        assert {"Platform", "Manifest", "PlatformFacts", "AttentionBackend", "KVLayout"} <= found.classes.keys()
-        assert {"srv.platforms", "srv.backends.attention", "srv.commands"} <= set(found.entry_points)
+        record = read(version)
+        assert record.header.version == version
+        assert number(record.header.oldest) <= number(version)
+        assert {"Platform", "Manifest", "PlatformFacts", "AttentionBackend", "KVLayout"} <= record.classes.keys()
+        assert {"srv.platforms", "srv.backends.attention", "srv.commands"} <= set(record.entry_points)
     assert number(read(PRESENT).header.oldest) == OLDEST_API
     assert {"srv.architectures", "srv.quantization"} <= set(read(PRESENT).entry_points)
 
@@ -108,8 +108,8 @@ def decoded(described: Record) -> Class:
 
 
 def interface(**classes: type) -> Interface:
-    found = {name: decoded(describe(each)) for name, each in {"Platform": Asked, **classes}.items()}
-    return Interface(Header("7.0", "7.0", False, "here"), found, {}, {}, {}, ())
+    members = {name: decoded(describe(cls)) for name, cls in {"Platform": Asked, **classes}.items()}
+    return Interface(Header("7.0", "7.0", False, "here"), members, {}, {}, {}, ())
 
 
 def test_fields_are_recorded_with_types_and_defaults() -> None:
@@ -165,7 +165,7 @@ class After:
 
 
 def test_a_comparison_names_what_was_added_removed_and_changed() -> None:
-    old, new = (interface(Thing=each.Thing, Acting=each.Acting) for each in (Before, After))
+    old, new = (interface(Thing=version.Thing, Acting=version.Acting) for version in (Before, After))
     thing = [change for change in compare(old, new) if change.group == "Thing" and change.member != "class"]
     assert thing == [
         Change("Thing", "changed", "second", "second: int", "second: float"),

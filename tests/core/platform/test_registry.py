@@ -22,31 +22,31 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def refused(found: InstalledPlatform) -> PluginError:
-    assert found.manifest is None
-    assert found.error is not None
+def refused(platform: InstalledPlatform) -> PluginError:
+    assert platform.manifest is None
+    assert platform.error is not None
     with pytest.raises(PluginError) as raised:
-        _ = found.loaded
-    assert raised.value is found.error
-    return found.error
+        _ = platform.loaded
+    assert raised.value is platform.error
+    return platform.error
 
 
 def test_a_plugin_is_found_with_its_distribution(plugins: Path) -> None:
     write_plugin(plugins, "good", manifest_source("good"))
-    found = find_platforms()["good"]
-    assert (found.distribution, found.version, found.error) == ("srv-good", "3.2.1", None)
-    assert found.loaded.variants == ("one",)
+    platform = find_platforms()["good"]
+    assert (platform.distribution, platform.version, platform.error) == ("srv-good", "3.2.1", None)
+    assert platform.loaded.variants == ("one",)
 
 
 def test_platform_is_loaded_once_and_on_first_access(plugins: Path) -> None:
     write_plugin(plugins, "wanted", manifest_source("wanted"))
     write_plugin(plugins, "unwanted", manifest_source("unwanted"))
-    found = find_platforms()
-    assert {"wanted", "unwanted"} <= set(found)
-    assert found["wanted"] is found["wanted"]
+    platforms = find_platforms()
+    assert {"wanted", "unwanted"} <= set(platforms)
+    assert platforms["wanted"] is platforms["wanted"]
     assert "plugin_wanted" in sys.modules
     assert "plugin_unwanted" not in sys.modules
-    assert found.get("unknown") is None
+    assert platforms.get("unknown") is None
 
 
 def test_a_plugin_that_replaces_a_whole_module_of_core_is_refused_and_undone(plugins: Path) -> None:
@@ -63,11 +63,11 @@ def test_plugin_that_cannot_be_imported_does_not_affect_others(plugins: Path) ->
     write_plugin(plugins, "fine", manifest_source("fine"))
     write_plugin(plugins, "boom", "raise AssertionError('half written')")
     write_plugin(plugins, "quits", "raise SystemExit(3)")
-    found = find_platforms()
-    assert found["fine"].error is None
-    assert "AssertionError: half written" in refused(found["boom"]).reason
-    assert refused(found["boom"]).distribution == "srv-boom"
-    assert "SystemExit" in refused(found["quits"]).reason
+    platforms = find_platforms()
+    assert platforms["fine"].error is None
+    assert "AssertionError: half written" in refused(platforms["boom"]).reason
+    assert refused(platforms["boom"]).distribution == "srv-boom"
+    assert "SystemExit" in refused(platforms["quits"]).reason
 
 
 def test_two_distributions_that_claim_one_name_are_both_named(plugins: Path) -> None:
@@ -129,16 +129,16 @@ def test_a_manifest_that_imports_torch_is_refused(tmp_path: Path, statement: str
         assert "torch" not in sys.modules
         assert not any(found[name].error for name in found if name != "heavy")
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{textwrap.dedent(script)}"],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert "plugin srv-heavy" in done.stdout
-    assert "imports torch" in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert "plugin srv-heavy" in process.stdout
+    assert "imports torch" in process.stdout
 
 
 BACKEND = """

@@ -45,9 +45,9 @@ def test_logits_are_those_of_the_dequantized_weights(kind: str, tmp_path: Path) 
     ours = built(folder)
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
     assert ours.loaded_bytes() == planned_bytes(folder)
-    layers = [each for each in ours.modules() if isinstance(each, (GGUFLinear, WeightOnlyInt8Linear))]
+    layers = [module for module in ours.modules() if isinstance(module, (GGUFLinear, WeightOnlyInt8Linear))]
     assert len(layers) == 2 * len(("qkv", "o", "gate_up", "down"))
-    types = {matrix.quant_type for each in layers if isinstance(each, GGUFLinear) for matrix in each.matrices}
+    types = {matrix.quant_type for layer in layers if isinstance(layer, GGUFLinear) for matrix in layer.matrices}
     assert types == (set() if form.kind == "int8" else {form.kind.upper()})
 
 
@@ -72,7 +72,7 @@ def _nested_tensors(tensors: dict[str, Tensor]) -> None:
     tensors[f"{DOWN}.weight.absmax"] = (torch.arange(2048) * 101 % 256).to(torch.uint8)
     tensors[f"{DOWN}.weight.nested_absmax"] = (torch.arange(8).float() + 3) / 7
     tensors[f"{DOWN}.weight.nested_quant_map"] = (torch.arange(256).float() - 127) / 129
-    (name,) = (each for each in tensors if each.startswith(f"{DOWN}.weight.quant_state"))
+    (name,) = (tensor for tensor in tensors if tensor.startswith(f"{DOWN}.weight.quant_state"))
     state = {**json.loads(bytes(tensors[name].tolist())), "nested_offset": 1.100000023841858}
     tensors[name] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
 
@@ -93,12 +93,12 @@ def test_weights_with_nested_scales_have_the_bits_of_bitsandbytes(
     sizes = {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512, "num_hidden_layers": 1}
     write(folder, Form(kind, nested=True), _nested_tensors, **sizes)
     edit_config(folder, quantization_config={**Form(kind).config, "bnb_4bit_compute_dtype": computed})
-    layers = (each for each in built(folder, dtype=dtype).modules() if isinstance(each, GGUFLinear))
-    (rows,) = (rows for each in layers for name, rows in each.weight_views().items() if DOWN in name)
+    layers = (module for module in built(folder, dtype=dtype).modules() if isinstance(module, GGUFLinear))
+    (rows,) = (rows for layer in layers for name, rows in layer.weight_views().items() if DOWN in name)
     # float64 holds the product of a scale and a value of the table, so that this rounds once, as float32 does.
     weights = dequantize_rows(rows, kind.upper()).float()
-    found = [each.view(torch.uint8).numpy().tobytes() for each in (weights, weights.bfloat16())]
-    assert tuple(hashlib.sha256(each).hexdigest() for each in found) == DEQUANTIZED[kind]
+    digests = [values.view(torch.uint8).numpy().tobytes() for values in (weights, weights.bfloat16())]
+    assert tuple(hashlib.sha256(content).hexdigest() for content in digests) == DEQUANTIZED[kind]
 
 
 def test_the_values_of_nf4_are_quantiles_of_the_normal_distribution() -> None:
@@ -108,8 +108,8 @@ def test_the_values_of_nf4_are_quantiles_of_the_normal_distribution() -> None:
         step = (0.9677083 - 0.5) / (count - 1)
         return [NormalDist().inv_cdf(0.9677083 - index * step) for index in range(count - 1)]
 
-    values = sorted([*quantiles(9), 0.0, *(-each for each in quantiles(8))])
-    assert [each / values[-1] for each in values] == pytest.approx(TABLES["nf4"], abs=1e-6)
+    values = sorted([*quantiles(9), 0.0, *(-quantile for quantile in quantiles(8))])
+    assert [value / values[-1] for value in values] == pytest.approx(TABLES["nf4"], abs=1e-6)
 
 
 def _change(name: str, change: Callable[[Tensor], Tensor | None]) -> Callable[[dict[str, Tensor]], None]:
@@ -144,43 +144,43 @@ NESTED, INT8 = Form(nested=True), Form("int8")
         (Form(), _change("weight.quant_map", lambda _: None), "missing_tensors", r"weight.quant_map"),
         (
             Form(),
-            _change("weight.absmax", lambda each: each[:-1]),
+            _change("weight.absmax", lambda tensor: tensor[:-1]),
             "shape_mismatch",
             r"absmax .* 64 x 128 in blocks of 64",
         ),
         (Form(), _change("weight.absmax", _poisoned), "damaged", "down_proj.weight.absmax has the value inf"),
         (
             Form(),
-            _change("weight.absmax", lambda each: -each),
+            _change("weight.absmax", lambda tensor: -tensor),
             "damaged",
             "weight.absmax .* not a finite number from 0",
         ),
-        (Form(), _change("weight.absmax", lambda each: each.int()), "dtype_mismatch", "int32, not as floats"),
+        (Form(), _change("weight.absmax", lambda tensor: tensor.int()), "dtype_mismatch", "int32, not as floats"),
         (
             Form(),
-            _change("weight.quant_map", lambda each: each.flip(0)),
+            _change("weight.quant_map", lambda tensor: tensor.flip(0)),
             "damaged",
             "quant_map is not the table of nf4",
         ),
-        (Form(), _change("weight", lambda each: each[:-4]), "shape_mismatch", "has 4092 bytes, but 64 x 128"),
+        (Form(), _change("weight", lambda tensor: tensor[:-4]), "shape_mismatch", "has 4092 bytes, but 64 x 128"),
         (Form(), _state(blocksize=32), "unsupported_quantization", "a scale per 32 weights"),
         (Form(), _state(quant_type="fp4"), "damaged", "is of type 'fp4'"),
         (Form(), _state(shape="x"), "damaged", "does not describe a matrix"),
         (Form(), _state(shape=[math.inf, 128]), "damaged", "does not describe a matrix .OverflowError"),
         (Form(), _state(shape=[64, 0]), "shape_mismatch", "64 x 0"),
         (NESTED, _change("weight.nested_quant_map", lambda _: None), "missing_tensors", "nested_quant_map"),
-        (NESTED, _change("weight.absmax", lambda each: each.float()), "dtype_mismatch", "float32, not as uint8"),
+        (NESTED, _change("weight.absmax", lambda tensor: tensor.float()), "dtype_mismatch", "float32, not as uint8"),
         (INT8, _change("SCB", lambda _: None), "missing_tensors", "lacks .*down_proj.SCB"),
-        (NESTED, _change("weight.nested_absmax", lambda each: -each), "damaged", "nested_absmax has the value -"),
+        (NESTED, _change("weight.nested_absmax", lambda tensor: -tensor), "damaged", "nested_absmax has the value -"),
         (
             NESTED,
-            _change("weight.nested_quant_map", lambda each: each * math.inf),
+            _change("weight.nested_quant_map", lambda tensor: tensor * math.inf),
             "damaged",
             "a scale of .* is not a finite number",
         ),
-        (INT8, _change("SCB", lambda each: each[:-1]), "shape_mismatch", r"SCB has the shape \[63\]"),
-        (INT8, _change("SCB", lambda each: each.int()), "dtype_mismatch", "SCB is stored as int32, not as floats"),
-        (INT8, _change("weight", lambda each: each.float()), "dtype_mismatch", "float32, not as int8"),
+        (INT8, _change("SCB", lambda tensor: tensor[:-1]), "shape_mismatch", r"SCB has the shape \[63\]"),
+        (INT8, _change("SCB", lambda tensor: tensor.int()), "dtype_mismatch", "SCB is stored as int32, not as floats"),
+        (INT8, _change("weight", lambda tensor: tensor.float()), "dtype_mismatch", "float32, not as int8"),
         (
             Form(),
             _change("weight.quant_state.bitsandbytes__nf4", lambda _: None),
@@ -188,8 +188,8 @@ NESTED, INT8 = Form(nested=True), Form("int8")
             "lacks .*down_proj.weight.quant_state.bitsandbytes__nf4",
         ),
         (INT8, _change("SCB", _poisoned), "damaged", "down_proj.SCB has the value inf"),
-        (INT8, _change("SCB", lambda each: -each), "damaged", "SCB .* not a finite number from 0 on"),
-        (INT8, _change("weight_format", lambda each: each + 1), "unsupported_quantization", "in the order .?1"),
+        (INT8, _change("SCB", lambda tensor: -tensor), "damaged", "SCB .* not a finite number from 0 on"),
+        (INT8, _change("weight_format", lambda tensor: tensor + 1), "unsupported_quantization", "in the order .?1"),
     ],
 )
 def test_a_damaged_checkpoint_is_refused_by_name(
@@ -202,7 +202,9 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     assert caught.value.code == code
     refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals
     if code in ("missing_tensors", "dtype_mismatch") or part.startswith("SCB has the shape"):  # headers show it
-        assert [(each.code, caught.value.reason in each.reason) for each in refusals] == [(code, True)], refusals
+        assert [(refusal.code, caught.value.reason in refusal.reason) for refusal in refusals] == [(code, True)], (
+            refusals
+        )
 
 
 def test_rows_that_are_no_whole_blocks_are_refused_by_a_plan_as_well(tmp_path: Path) -> None:
@@ -211,7 +213,7 @@ def test_rows_that_are_no_whole_blocks_are_refused_by_a_plan_as_well(tmp_path: P
     with pytest.raises(ModelError, match=f"{part}|a scale per 32 weights"):
         built(tmp_path)
     refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)])).refusals
-    assert [re.search(part, each.reason) is not None for each in refusals] == [True], refusals
+    assert [re.search(part, refusal.reason) is not None for refusal in refusals] == [True], refusals
 
 
 def test_a_checkpoint_needs_the_op_of_its_type_alone(tmp_path: Path) -> None:

@@ -78,9 +78,9 @@ def test_logits_are_those_of_the_dequantized_weights(kind: str, form: str, tmp_p
     folder = tmp_path / f"{kind} {form}"
     model = written(folder, kind, form)
     ours = check(folder, model, dequantize=False)
-    left = [name for name, each in ours.model.named_modules() if type(each) is nn.Linear]
+    left = [name for name, module in ours.model.named_modules() if type(module) is nn.Linear]
     assert all(name.endswith(("lm_head", "output_projection", ".kv_b_proj", ".gate")) for name in left), left
-    mixtures = sum(isinstance(each, QuantizedExperts) for each in quantized_modules(ours))
+    mixtures = sum(isinstance(module, QuantizedExperts) for module in quantized_modules(ours))
     assert mixtures == (2 if kind in ("mellum", "mixtral") else 0)
 
 
@@ -95,7 +95,7 @@ def test_dequantized_weights_are_those_of_the_formula(kind: str, form: str, form
     folder = tmp_path / f"{kind} {form}"
     ours = check(folder, written(folder, kind, form), dequantize=True)
     assert not list(quantized_modules(ours))
-    assert {each.dtype for each in ours.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float32}
 
 
 class RoundedInputs(nn.Module):
@@ -127,11 +127,11 @@ def test_the_language_model_in_a_vision_folder(form: str, tmp_path: Path) -> Non
     config = MllamaTextConfig(**{**SIZES, "num_hidden_layers": 3}, cross_attention_layers=[1])
     text = randomized(MllamaForCausalLM._from_config(config, attn_implementation="eager", dtype=torch.float32))
     model = write_stored(folder, text, stored_form(form))
-    file, stated = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    file, text_config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
     vision = {"vision_model.patch_embedding.weight": torch.zeros(4, 4)}
     save_file({**{f"language_model.{name}": tensor for name, tensor in load_file(file).items()}, **vision}, file)
     whole = {"architectures": ["MllamaForConditionalGeneration"], "model_type": "mllama", "vision_config": {}}
-    whole |= {"text_config": stated, "quantization_config": stated["quantization_config"]}
+    whole |= {"text_config": text_config, "quantization_config": text_config["quantization_config"]}
     (folder / "config.json").write_text(json.dumps(whole))
     assert list(quantized_modules(check(folder, model, dequantize=False))) != []
 
@@ -153,9 +153,9 @@ def test_what_transformers_is_given_for_quantized_modules_takes_no_memory(tmp_pa
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
     method = choose_layers(facts).method
     assert method is not None
-    given = dict(placeholders(model, find_quantized(model, facts, method), torch.bfloat16))
-    assert given["model.layers.0.mlp.experts.gate_up_proj"].shape == (4, 128, 64)
-    assert {each.untyped_storage().nbytes() for each in given.values()} == {2}
+    tensors = dict(placeholders(model, find_quantized(model, facts, method), torch.bfloat16))
+    assert tensors["model.layers.0.mlp.experts.gate_up_proj"].shape == (4, 128, 64)
+    assert {tensor.untyped_storage().nbytes() for tensor in tensors.values()} == {2}
 
 
 def test_an_engine_serves_quantized_layers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -163,15 +163,17 @@ def test_an_engine_serves_quantized_layers(tmp_path: Path, caplog: pytest.LogCap
     small = prompted(model, tmp_path)
     with caplog.at_level(logging.INFO), engine(small) as made_engine:
         results = made_engine.generate(messages(small.prompts))
-        assert [each.tokens for each in results] == small.tokens
+        assert [result.tokens for result in results] == small.tokens
     assert "14 linear layers hold weights of fp8" in caplog.text
 
 
 def refusals(folder: Path, *flags: str) -> tuple[str, str, str]:
     """Code, reason and remedy of a launch; those of a plan are the same."""
     error = refused(folder, dequantize=bool(flags))
-    (found,) = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder), *flags])).refusals
-    assert (found.code, error.reason in found.reason, error.remedy in found.remedy) == (error.code, True, True), found
+    (refusal,) = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder), *flags])).refusals
+    assert (refusal.code, error.reason in refusal.reason, error.remedy in refusal.remedy) == (error.code, True, True), (
+        refusal
+    )
     return error.code, error.reason, error.remedy
 
 
@@ -246,7 +248,7 @@ def test_a_plan_shows_the_modules_and_what_multiplies_their_weights(tmp_path: Pa
     plan = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)]))
     assert plan.refusals == ()
     clause = "8 linear layers and the experts of 2 layers hold weights of fp8, in the class of transformers"
-    assert [each for each in plan.notes if clause in each] != []
-    kernels = {each.key: each.name for each in plan.kernels.kernels}
+    assert [note for note in plan.notes if clause in note] != []
+    kernels = {kernel.key: kernel.name for kernel in plan.kernels.kernels}
     assert kernels["weights"] == "fp8"
     assert [key for key in kernels if key.startswith(("linear_fp8 ", "experts_fp8 "))] != []

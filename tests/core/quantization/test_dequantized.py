@@ -140,17 +140,17 @@ def test_what_no_ranks_divide_is_divided_then(tmp_path: Path) -> None:
     logits = on_ranks(
         2, lambda group, comm: our_logits(built(tmp_path, group=group, communicator=comm, dequantize=True), tokens)
     )
-    for found in logits:
-        torch.testing.assert_close(found, expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
+    for rank_logits in logits:
+        torch.testing.assert_close(rank_logits, expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
 
 
 def test_a_platform_without_the_products_serves_them_only_if_asked(tmp_path: Path) -> None:
     write_stored(tmp_path, made("phi3"), stored_form("awq"))
     plain = plan(["--device", "npu:a2", "--model-path", str(tmp_path)])
-    (refusal,) = [each for each in plain.refusals if each.what == "quantization"]
+    (refusal,) = [candidate for candidate in plain.refusals if candidate.what == "quantization"]
     assert "--dequantize-weights" in refusal.remedy
     asked = plan(["--device", "npu:a2", "--model-path", str(tmp_path), "--dequantize-weights"])
-    assert [each for each in asked.refusals if each.what == "quantization"] == []
+    assert [refusal for refusal in asked.refusals if refusal.what == "quantization"] == []
 
 
 def test_random_weights_follow_the_configuration(tmp_path: Path) -> None:

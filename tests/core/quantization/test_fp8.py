@@ -89,7 +89,7 @@ def test_notes_and_refusals_say_what_fp8_weights_do(tmp_path: Path) -> None:
     """The pool may use the scales of the checkpoint, and products have the backends of the platform."""
     write_fp8(tmp_path, FORMS["compressed-tensors, channel"], num_hidden_layers=1)
     plan = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)]))
-    assert [each.partition(": ")[2] for each in plan.notes] == [METHOD.note]
+    assert [note.partition(": ")[2] for note in plan.notes] == [METHOD.note]
     assert "activations in the model's dtype" in METHOD.note
     assert "KV pool" not in METHOD.note
     assert refusals(tmp_path, "--fp8-gemm-backend", "torch_native") == ()
@@ -222,8 +222,8 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     assert (caught.value.code, part in str(caught.value)) == (code, True), caught.value
     assert "model.layers.0." in str(caught.value)
     if in_headers:
-        found = refusals(folder)
-        assert [part in each.reason for each in found] == [True], found
+        refused = refusals(folder)
+        assert [part in refusal.reason for refusal in refused] == [True], refused
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
@@ -280,8 +280,8 @@ def test_forms_that_no_layer_supports_are_refused(config: dict[str, Any], part: 
     with pytest.raises(ModelError, match=re.escape(part)) as caught:
         built(folder)
     assert caught.value.code == "unsupported_quantization"
-    found = refusals(folder)
-    assert [part in each.reason for each in found] == [True], found
+    refused = refusals(folder)
+    assert [part in refusal.reason for refusal in refused] == [True], refused
 
 
 def test_a_form_that_no_method_recognises_is_refused_by_plan_and_launch(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_form_that_no_method_recognises_is_refused_by_plan_and_launch(tmp_path
     part = "its weights are quantized with compressed-tensors, which srv does not load yet"
     with pytest.raises(ModelError, match=part):
         built(tmp_path)
-    assert [part in each.reason for each in refusals(tmp_path)] == [True]
+    assert [part in refusal.reason for refusal in refusals(tmp_path)] == [True]
 
 
 def test_fp8_weights_are_never_widened_without_their_scales(tmp_path: Path) -> None:
@@ -299,8 +299,8 @@ def test_fp8_weights_are_never_widened_without_their_scales(tmp_path: Path) -> N
     with pytest.raises(ModelError, match="names no quantization method") as caught:
         built(tmp_path)
     assert caught.value.code == "unsupported_quantization"
-    found = refusals(tmp_path)
-    assert any("names no quantization method" in each.reason for each in found), found
+    refused = refusals(tmp_path)
+    assert any("names no quantization method" in refusal.reason for refusal in refused), refused
     tokens = tokens_of(model, 12)
     ours = built(tmp_path, quantization="fp8")
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
@@ -316,8 +316,8 @@ def test_an_embedding_in_fp8_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=re.escape(reason)) as caught:
         built(tmp_path)
     assert caught.value.code == "unsupported_quantization"
-    found = refusals(tmp_path)
-    assert [reason in each.reason for each in found] == [True], found
+    refused = refusals(tmp_path)
+    assert [reason in refusal.reason for refusal in refused] == [True], refused
 
 
 def test_a_damaged_file_of_modelopt_is_refused(tmp_path: Path) -> None:

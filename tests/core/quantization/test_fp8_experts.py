@@ -33,7 +33,7 @@ def planned(folder: Path, **values: Any) -> int:
 
 def refusals(folder: Path, *arguments: str) -> list[str]:
     plan = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder), *arguments]))
-    return [each.reason for each in plan.refusals]
+    return [refusal.reason for refusal in plan.refusals]
 
 
 def served(folder: Path, model: Any, **values: Any) -> None:
@@ -107,7 +107,7 @@ def in_one(weight: Tensor, form: InOne, parts: int, in_turn: bool) -> tuple[Tens
     same = values.float() * wide
     if in_turn:  # back to the order of the file
         values, same = (
-            torch.stack(each.float().chunk(parts, 1), 2).flatten(1, 2).to(each.dtype) for each in (values, same)
+            torch.stack(tensor.float().chunk(parts, 1), 2).flatten(1, 2).to(tensor.dtype) for tensor in (values, same)
         )
         if stored_scale.shape == (experts, outputs):
             stored_scale = torch.stack(stored_scale.chunk(parts, 1), 2).flatten(1)
@@ -132,8 +132,11 @@ def write_in_one(
         weight = tensor.transpose(1, 2) if turned else tensor
         parts = 2 if suffix == "gate_up_proj" else 1
         values, scale, plain = in_one(weight, form, parts, kind == "gpt_oss")
-        stored[name], same[name] = (each.transpose(1, 2) if turned else each for each in (values, plain))
-        stored |= {f"{name}{form.suffix}": scale, **{f"{name}{end}": each.clone() for end, each in form.extra.items()}}
+        stored[name], same[name] = (part.transpose(1, 2) if turned else part for part in (values, plain))
+        stored |= {
+            f"{name}{form.suffix}": scale,
+            **{f"{name}{end}": extra.clone() for end, extra in form.extra.items()},
+        }
     model.save_pretrained(folder)
     (folder / "model.safetensors").unlink()
     model.load_state_dict(same)

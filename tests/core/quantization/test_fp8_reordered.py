@@ -87,19 +87,21 @@ def test_an_indexer_computes_what_the_dequantized_weights_do(form: str, kind: st
 
     Nor are the gates of norms.
     """
-    made = indexed_small(kind, **{**WITHIN, "index_head_dim": 32})
-    kept = {name: each.detach().clone() for name, each in made.named_parameters() if "weights_proj" in name}
+    unquantized = indexed_small(kind, **{**WITHIN, "index_head_dim": 32})
+    kept = {
+        name: parameter.detach().clone() for name, parameter in unquantized.named_parameters() if "weights_proj" in name
+    }
 
     def keep(tensors: dict[str, Tensor]) -> None:
-        for name, each in kept.items():
+        for name, tensor in kept.items():
             for stored in [other for other in tensors if other.startswith(name.removesuffix("weight"))]:
                 del tensors[stored]
-            tensors[name] = each
+            tensors[name] = tensor
 
     folder = tmp_path / f"{form} {kind}"
-    model = write_fp8(folder, FORMS[form], keep, made=made)
-    for name, each in kept.items():
-        model.get_parameter(name).data.copy_(each)
+    model = write_fp8(folder, FORMS[form], keep, made=unquantized)
+    for name, tensor in kept.items():
+        model.get_parameter(name).data.copy_(tensor)
     tokens = tokens_of(model, 12)
     ours, (group,) = built(folder), read_facts(folder).cache_groups
     assert isinstance(group, Latent)
@@ -117,9 +119,9 @@ def test_an_indexer_computes_what_the_dequantized_weights_do(form: str, kind: st
 def test_cohere_computes_what_the_dequantized_weights_do(form: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = CohereConfig(**sizes, num_hidden_layers=2, vocab_size=97, pad_token_id=0, initializer_range=0.25)
-    made = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    unquantized = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     folder = tmp_path / form
-    model = write_fp8(folder, FORMS[form], made=randomized(made))
+    model = write_fp8(folder, FORMS[form], made=randomized(unquantized))
     tokens = tokens_of(model, 12)
     ours = built(folder)
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
@@ -136,8 +138,10 @@ def test_rows_that_would_leave_their_block_are_refused(fields: dict[str, int], t
     with pytest.raises(ModelError, match=part) as caught:
         built(folder)
     assert caught.value.code == "unsupported_quantization"
-    found = refusals(folder)
-    assert [(each.code, part in each.reason) for each in found] == [("unsupported_quantization", True)], found
+    refused = refusals(folder)
+    assert [(rejection.code, part in rejection.reason) for rejection in refused] == [
+        ("unsupported_quantization", True)
+    ], refused
 
 
 def test_published_sizes_stay_within_blocks_of_128() -> None:
@@ -185,8 +189,8 @@ def test_a_damaged_up_projection_is_refused_by_name(
         built(folder)
     assert (caught.value.code, part in str(caught.value)) == (code, True), caught.value
     if in_headers:
-        found = refusals(folder)
-        assert [part in each.reason for each in found] == [True], found
+        refused = refusals(folder)
+        assert [part in refusal.reason for refusal in refused] == [True], refused
 
 
 def test_an_up_projection_that_is_not_quantized_stays_as_it_is(tmp_path: Path) -> None:
@@ -202,7 +206,9 @@ def test_an_up_projection_that_is_not_quantized_stays_as_it_is(tmp_path: Path) -
 
 def test_layers_that_predict_further_tokens_do_not_count(tmp_path: Path) -> None:
     def predict(tensors: dict[str, Tensor]) -> None:
-        more = {name.replace("layers.1", "layers.2"): each.clone() for name, each in tensors.items() if ".1." in name}
+        more = {
+            name.replace("layers.1", "layers.2"): tensor.clone() for name, tensor in tensors.items() if ".1." in name
+        }
         tensors.update({**more, "model.layers.2.eh_proj.weight": torch.zeros(64, 128)})
 
     write_fp8(tmp_path, FORMS["fp8, blocks"], predict, made=deepseek("v3", num_hidden_layers=2))

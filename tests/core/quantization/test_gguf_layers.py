@@ -93,9 +93,9 @@ def test_platforms_without_a_product_of_a_type_dequantize_it_if_the_user_says_so
     write_gguf(path, model, "llama", Kind[kind])
     assert agree(built(path), model)
     gpu = ["--model-path", str(path), "--device", "cuda:sm90"]
-    assert [(each.what, each.code, kind in each.reason) for each in make_plan(user_input(gpu)).refusals] == [
-        ("dequantize_weights", "slower_path", True)
-    ]
+    assert [
+        (refusal.what, refusal.code, kind in refusal.reason) for refusal in make_plan(user_input(gpu)).refusals
+    ] == [("dequantize_weights", "slower_path", True)]
     assert make_plan(user_input([*gpu, "--dequantize-weights"])).refusals == ()
     assert make_plan(user_input(["--model-path", str(path), "--device", "cpu:avx512"])).refusals == ()
 

@@ -59,7 +59,7 @@ def test_matrices_of_latent_attention_stay_as_they_are(tmp_path: Path) -> None:
     model = small("v3")
     model.save_pretrained(tmp_path)
     tensors = built(tmp_path, online_quantization="int8dq").weight_views()  # type: ignore[attr-defined]
-    matrices = {name: each.dtype for name, each in tensors.items() if ".0.self_attn." in name and "proj" in name}
+    matrices = {name: tensor.dtype for name, tensor in tensors.items() if ".0.self_attn." in name and "proj" in name}
     kept = {
         name.split(".")[-2] for name, dtype in matrices.items() if dtype == torch.float32 and name.endswith("weight")
     }
@@ -69,8 +69,8 @@ def test_matrices_of_latent_attention_stay_as_they_are(tmp_path: Path) -> None:
 
 def _plan(folder: Path, *arguments: str) -> list[tuple[str, str]]:
     """The refusals of a plan for processors: codes and reasons."""
-    found = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder), *arguments])).refusals
-    return [(each.code, each.reason) for each in found]
+    refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder), *arguments])).refusals
+    return [(rejection.code, rejection.reason) for rejection in refusals]
 
 
 @every("kind", ["tied", "qwen2_moe"])
@@ -82,7 +82,7 @@ def test_w8a8_int8_of_an_unquantized_checkpoint_means_int8dq(kind: str, tmp_path
     ours, online = built(tmp_path, quantization="w8a8_int8"), built(tmp_path, online_quantization="int8dq")
     config = make_config({"dtype": "float32", "quantization": "w8a8_int8"})
     assert weight_bytes(config, read_facts(tmp_path)) == ours.loaded_bytes() == online.loaded_bytes()
-    assert sum(isinstance(each, DynamicInt8Linear) for each in ours.modules()) > 0
+    assert sum(isinstance(module, DynamicInt8Linear) for module in ours.modules()) > 0
     assert torch.equal(our_logits(ours, tokens), our_logits(online, tokens))
     assert _plan(tmp_path, "--quantization", "w8a8_int8") == []
 

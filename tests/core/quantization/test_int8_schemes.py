@@ -115,7 +115,7 @@ def test_a_layer_with_static_activations_is_exact(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(3)
     x = STEP * torch.randint(-200, 200, (7, model.config.hidden_size), generator=generator).float()
     attention = model.model.layers[0].self_attn
-    wanted = torch.cat([each(x) for each in (attention.q_proj, attention.k_proj, attention.v_proj)], -1)
+    wanted = torch.cat([projection(x) for projection in (attention.q_proj, attention.k_proj, attention.v_proj)], -1)
     torch.testing.assert_close(layer.kernel(x), wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -153,7 +153,7 @@ def test_experts_with_static_activations_are_refused_by_name(tmp_path: Path) -> 
     error = refused(tmp_path)
     assert (error.code, "0.mlp.experts are int8" in error.reason) == ("unsupported_quantization", True)
     refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)])).refusals
-    assert [(each.code, error.reason in each.reason) for each in refusals] == [(error.code, True)], refusals
+    assert [(refusal.code, error.reason in refusal.reason) for refusal in refusals] == [(error.code, True)], refusals
 
 
 def test_experts_with_biases_are_refused_by_name(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_experts_with_biases_are_refused_by_name(tmp_path: Path) -> None:
     error = refused(tmp_path)
     assert (error.code, f"{name} is int8 and has a bias" in error.reason) == ("unsupported_quantization", True)
     refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)])).refusals
-    assert [(each.code, error.reason in each.reason) for each in refusals] == [(error.code, True)], refusals
+    assert [(refusal.code, error.reason in refusal.reason) for refusal in refusals] == [(error.code, True)], refusals
 
 
 def _divided_experts(inputs: str) -> Callable[[dict[str, Tensor]], None]:
@@ -251,7 +251,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     assert (error.code, part in error.reason) == (code, True), error
     if code not in ("damaged", "unsupported_quantization"):  # which values show
         refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals
-        assert [(each.code, error.reason in each.reason) for each in refusals] == [(code, True)], refusals
+        assert [(refusal.code, error.reason in refusal.reason) for refusal in refusals] == [(code, True)], refusals
 
 
 def test_a_row_of_zeros_may_have_the_scale_0(tmp_path: Path) -> None:

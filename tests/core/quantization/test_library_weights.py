@@ -51,15 +51,15 @@ def write(folder: Path, case: dict[str, Any]) -> None:
     sizes = {"hidden_size": outputs_of(case), "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 8}
     small_model("llama", **sizes, num_attention_heads=2, num_key_value_heads=2).save_pretrained(folder)
     stored = load_file(folder / "model.safetensors")
-    plain = {name: each for name, each in stored.items() if name.removesuffix(".weight") not in case["sha256"]}
-    tensors = {name: decoded(each) for name, each in case["tensors"].items()}
+    plain = {name: tensor for name, tensor in stored.items() if name.removesuffix(".weight") not in case["sha256"]}
+    tensors = {name: decoded(tensor) for name, tensor in case["tensors"].items()}
     save_file(plain | tensors, folder / "model.safetensors")
     edit_config(folder, quantization_config=case["config"])
 
 
 def outputs_of(case: dict[str, Any]) -> int:
     """The number of outputs of the down-projection, from the shapes of its tensors; any number if there are none."""
-    shapes = {name.removeprefix(DOWN): each["shape"] for name, each in case["tensors"].items()}
+    shapes = {name.removeprefix(DOWN): tensor["shape"] for name, tensor in case["tensors"].items()}
     if ".qweight" in shapes:
         return int(shapes[".scales"][1])
     return int(next((shapes[name][0] for name in (".weight_packed", "._weight_qdata", ".weight") if name in shapes), 8))
@@ -68,7 +68,7 @@ def outputs_of(case: dict[str, Any]) -> int:
 def dequantized(layer: Projection) -> Tensor:
     """The weight that a layer holds, in float64: [outputs, inputs]."""
     if isinstance(layer, GGUFLinear):
-        weight = torch.cat([dequantize_rows(each.rows, each.quant_type) for each in layer.matrices])
+        weight = torch.cat([dequantize_rows(matrix.rows, matrix.quant_type) for matrix in layer.matrices])
         if isinstance(layer, OrderedLinear):
             return torch.empty_like(weight).index_copy_(1, layer.columns[0], weight)
         return weight
@@ -87,24 +87,28 @@ def test_weights_have_the_bits_that_their_library_computes(name: str, tmp_path: 
     case, folder = CASES[name], tmp_path / name.replace(" ", "-")
     write(folder, case)
     library, _, form = name.partition(": ")
-    known = (method for start, method in METHODS.items() if library == "compressed-tensors" and form.startswith(start))
-    assert read_facts(folder).quantization == next(known, case["config"]["quant_method"])
+    methods = (
+        method for start, method in METHODS.items() if library == "compressed-tensors" and form.startswith(start)
+    )
+    assert read_facts(folder).quantization == next(methods, case["config"]["quant_method"])
     assert make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals == ()
-    found = {}
+    digests = {}
     for module in built(folder).modules():
         if isinstance(module, Projection) and (layer := next(iter(module.output_sizes))) in case["sha256"]:
             weight = dequantized(module).float() + 0.0  # of the two zeros, the positive one
-            found.setdefault(layer, hashlib.sha256(weight.numpy().tobytes()).hexdigest())  # not those inside of others
-    assert found == case["sha256"]
+            digests.setdefault(
+                layer, hashlib.sha256(weight.numpy().tobytes()).hexdigest()
+            )  # not those inside of others
+    assert digests == case["sha256"]
 
 
 @every("name", [name for name, case in CASES.items() if case["sha256"]])
 def test_a_configuration_alone_counts_what_the_library_stores(name: str) -> None:
     case = CASES[name]
-    tensors = {each: tuple(stored["shape"]) for each, stored in case["tensors"].items() if each.startswith(DOWN)}
+    tensors = {tensor: tuple(stored["shape"]) for tensor, stored in case["tensors"].items() if tensor.startswith(DOWN)}
     expected: Counter[str] = Counter()
-    for each, shape in tensors.items():
-        expected[case["tensors"][each]["dtype"]] += math.prod(shape)
+    for tensor, shape in tensors.items():
+        expected[case["tensors"][tensor]["dtype"]] += math.prod(shape)
     method = find(case["config"]["quant_method"])
     assert method is not None
     assert method.stored is not None

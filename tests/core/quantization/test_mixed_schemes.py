@@ -31,8 +31,8 @@ FOUR, EIGHT, FLOATS, INT8 = of_integers(), of_integers(bits=8), of_floats(), of_
 
 def ops_of(model: Any) -> dict[str, str]:
     """The op of each fused linear layer of the first decoder layer, by its first name."""
-    found = ((next(iter(layer.output_sizes)), layer.op) for layer in model.modules() if hasattr(layer, "output_sizes"))
-    return {name.removeprefix("model.layers.0."): op for name, op in found if ".layers.0." in name}
+    ops = ((next(iter(layer.output_sizes)), layer.op) for layer in model.modules() if hasattr(layer, "output_sizes"))
+    return {name.removeprefix("model.layers.0."): op for name, op in ops if ".layers.0." in name}
 
 
 @every(
@@ -191,7 +191,7 @@ def test_a_plan_refuses_the_layers_that_a_launch_refuses(
         built(tmp_path)
     assert caught.value.code == "unsupported_quantization"
     refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)])).refusals
-    assert [re.search(part, each.reason) is not None for each in refusals] == [True], refusals
+    assert [re.search(part, entry.reason) is not None for entry in refusals] == [True], refusals
 
 
 NVFP4 = {"weights": {"num_bits": 4, "type": "float"}, "format": "nvfp4-pack-quantized"}
@@ -228,9 +228,9 @@ NVFP4 = {"weights": {"num_bits": 4, "type": "float"}, "format": "nvfp4-pack-quan
 def test_forms_that_no_layer_supports_are_refused(
     change: Callable[[dict[str, Any]], Any], part: str, tmp_path: Path
 ) -> None:
-    stated = config_of({(MLP,): FOUR, (ATTENTION,): FLOATS})
-    change(stated)
-    config = {"quantization_config": stated}
+    quant_config = config_of({(MLP,): FOUR, (ATTENTION,): FLOATS})
+    change(quant_config)
+    config = {"quantization_config": quant_config}
     clause = unsupported_form(tmp_path, config)
     assert clause is not None
     assert part in clause
@@ -239,12 +239,12 @@ def test_forms_that_no_layer_supports_are_refused(
 
 def test_a_group_without_a_format_has_that_of_its_weights(tmp_path: Path) -> None:
     """In a mixed configuration; in others, the format is that of the configuration."""
-    stated = config_of({(MLP,): FOUR, (ATTENTION,): FLOATS, (r"re:lm_head",): INT8})
-    for group in stated["config_groups"].values():
+    quant_config = config_of({(MLP,): FOUR, (ATTENTION,): FLOATS, (r"re:lm_head",): INT8})
+    for group in quant_config["config_groups"].values():
         del group["format"]
-    assert detect(tmp_path, {"quantization_config": stated}) == "compressed-tensors"
-    assert unsupported_form(tmp_path, {"quantization_config": stated}) != ""
-    write_mixed(tmp_path, {"mlp": FOUR, "self_attn": FLOATS}, stated, num_hidden_layers=1)
+    assert detect(tmp_path, {"quantization_config": quant_config}) == "compressed-tensors"
+    assert unsupported_form(tmp_path, {"quantization_config": quant_config}) != ""
+    write_mixed(tmp_path, {"mlp": FOUR, "self_attn": FLOATS}, quant_config, num_hidden_layers=1)
     assert built(tmp_path).loaded_bytes()
     naive = config_of({(MLP,): INT8, (ATTENTION,): FLOATS}, "naive-quantized")
     write_mixed(tmp_path / "naive", {"mlp": INT8, "self_attn": FLOATS}, naive, num_hidden_layers=1)
@@ -288,12 +288,14 @@ def test_a_damaged_layer_is_refused_by_name(tmp_path: Path) -> None:
     for suffix, tensor, code in damage:
         name = f"model.layers.0.{suffix}"
         changed = {**stored, name: tensor}
-        save_file({each: kept for each, kept in changed.items() if kept is not None}, tmp_path / "model.safetensors")
+        save_file({key: kept for key, kept in changed.items() if kept is not None}, tmp_path / "model.safetensors")
         with pytest.raises(ModelError, match=re.escape(name)) as caught:
             built(tmp_path)
         assert caught.value.code == code
         refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path)])).refusals
-        assert [(each.code, caught.value.reason in each.reason) for each in refusals] == [(code, True)], refusals
+        assert [(refusal.code, caught.value.reason in refusal.reason) for refusal in refusals] == [(code, True)], (
+            refusals
+        )
 
 
 def test_a_single_scheme_stays_with_its_method(tmp_path: Path) -> None:
@@ -312,4 +314,6 @@ def test_a_single_scheme_stays_with_its_method(tmp_path: Path) -> None:
 def test_a_platform_without_the_ops_of_one_group_refuses(tmp_path: Path) -> None:
     write_mixed(tmp_path, {"mlp": FOUR, "self_attn": FLOATS}, config_of({(MLP,): FOUR, (ATTENTION,): FLOATS}))
     plan = make_plan(user_input(["--model-path", str(tmp_path), "--device", "npu:a2"]))
-    assert any("does not support weights quantized with compressed-tensors" in each.reason for each in plan.refusals)
+    assert any(
+        "does not support weights quantized with compressed-tensors" in refusal.reason for refusal in plan.refusals
+    )

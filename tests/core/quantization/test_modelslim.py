@@ -257,7 +257,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     assert (error.code, part in error.reason) == (code, True), error
     if code not in ("damaged", "unsupported_quantization"):  # which values show
         refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals
-        assert [(each.code, error.reason in each.reason) for each in refusals] == [(code, True)], refusals
+        assert [(refusal.code, error.reason in refusal.reason) for refusal in refusals] == [(code, True)], refusals
 
 
 def test_kinds_that_differ_within_one_matrix_are_refused(tmp_path: Path) -> None:

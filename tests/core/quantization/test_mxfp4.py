@@ -35,7 +35,7 @@ def test_gpt_oss_as_published_has_the_logits_of_its_dequantized_weights(tmp_path
     ours = built(tmp_path)
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
     experts = [module for module in ours.modules() if isinstance(module, GGUFExperts)]
-    assert [(each.gate_up_type, each.down_type, each.down_bias is None) for each in experts] == [
+    assert [(expert.gate_up_type, expert.down_type, expert.down_bias is None) for expert in experts] == [
         ("MXFP4", "MXFP4", False)
     ] * 2
     assert ours.loaded_bytes() == planned_bytes(tmp_path)
@@ -48,7 +48,7 @@ def test_compressed_tensors_in_mxfp4(tmp_path: Path) -> None:
     ours = built(tmp_path)
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
     assert {
-        each.quant_type for layer in ours.modules() if isinstance(layer, GGUFLinear) for each in layer.matrices
+        matrix.quant_type for layer in ours.modules() if isinstance(layer, GGUFLinear) for matrix in layer.matrices
     } == {"MXFP4"}
     assert (facts.quantization, ours.loaded_bytes()) == ("mxfp4", planned_bytes(tmp_path))
 
@@ -72,9 +72,9 @@ def _nan(scales: Tensor) -> Tensor:
     [
         (_change("gate_up_proj_scales", lambda _: None), "missing_tensors", "lacks .*gate_up_proj_scales"),
         (_change("down_proj_blocks", lambda _: None), "missing_tensors", "lacks .*down_proj_blocks"),
-        (_change("gate_up_proj_scales", lambda each: each[..., :1]), "shape_mismatch", r"fits its blocks of 32"),
-        (_change("gate_up_proj_blocks", lambda each: each.flatten(2)), "shape_mismatch", "not .experts, outputs"),
-        (_change("down_proj_scales", lambda each: each.float()), "dtype_mismatch", "float32, not as uint8"),
+        (_change("gate_up_proj_scales", lambda tensor: tensor[..., :1]), "shape_mismatch", r"fits its blocks of 32"),
+        (_change("gate_up_proj_blocks", lambda tensor: tensor.flatten(2)), "shape_mismatch", "not .experts, outputs"),
+        (_change("down_proj_scales", lambda tensor: tensor.float()), "dtype_mismatch", "float32, not as uint8"),
         (_change("down_proj_scales", _nan), "damaged", "a scale in .*down_proj_scales is 255"),
         (_change("gate_up_proj_bias", lambda _: None), "missing_tensors", "gate_proj.bias"),
     ],
@@ -90,11 +90,13 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     assert caught.value.code == code
     if code != "damaged" and "bias" not in part:  # the headers of blocks and scales show it
         refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals
-        assert [(each.code, caught.value.reason in each.reason) for each in refusals] == [(code, True)], refusals
+        assert [(refusal.code, caught.value.reason in refusal.reason) for refusal in refusals] == [(code, True)], (
+            refusals
+        )
 
 
 @every(
-    ("stated", "part"),
+    ("quant_config", "part"),
     [
         (compressed(input_activations={"num_bits": 4}), "quantizes activations"),
         (compressed(weights={"num_bits": 4, "type": "float", "group_size": 16}), "in groups of 16"),
@@ -104,7 +106,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(
         ({"quant_method": "mxfp4", "modules_to_not_convert": 5}, "its modules_to_not_convert is 5"),
     ],
 )
-def test_forms_that_no_layer_supports_are_refused(stated: dict[str, Any], part: str, tmp_path: Path) -> None:
-    config = {"quantization_config": stated}
+def test_forms_that_no_layer_supports_are_refused(quant_config: dict[str, Any], part: str, tmp_path: Path) -> None:
+    config = {"quantization_config": quant_config}
     assert part in (unsupported_form(tmp_path, config) or "")
-    assert detect(tmp_path, config) == stated["quant_method"]
+    assert detect(tmp_path, config) == quant_config["quant_method"]

@@ -101,7 +101,9 @@ def test_experts_have_tensors_of_their_own(at_once: int, tmp_path: Path) -> None
         x, weights = torch.randn(9, 64, generator=generator), torch.rand(9, 2, generator=generator)
         ids = torch.stack([torch.randperm(7, generator=generator)[:2] for _ in x])
         ids[0, 0], ids[3, 1] = -1, 7  # of no expert: they contribute nothing
-        alone = torch.cat([experts.kernel(*(each[row : row + 1] for each in (x, ids, weights))) for row in range(9)])
+        alone = torch.cat(
+            [experts.kernel(*(tensor[row : row + 1] for tensor in (x, ids, weights))) for row in range(9)]
+        )
         torch.testing.assert_close(experts.kernel(x, ids, weights), alone)
         check_served(folder, model)
 
@@ -123,7 +125,7 @@ def test_layers_in_host_memory(kind: str, fields: dict[str, Any], tmp_path: Path
 def test_sizes_follow_from_the_configuration(kind: str, fields: dict[str, Any], tmp_path: Path) -> None:
     folder, model = tmp_path / kind, dense(kind, **fields)
     write(folder, model)
-    assert read_facts(folder).parameters == sum(each.numel() for each in model.parameters())
+    assert read_facts(folder).parameters == sum(parameter.numel() for parameter in model.parameters())
     check_sizes(folder, built(folder))
 
 
@@ -131,8 +133,13 @@ def test_the_file_of_modelopt_states_it(tmp_path: Path) -> None:
     model = dense()
     write(tmp_path, model)
     edit_config(tmp_path, quantization_config=None)
-    stated = {"quant_algo": "NVFP4", "group_size": 16, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps({**MODELOPT, "quantization": stated}))
+    quantization = {
+        "quant_algo": "NVFP4",
+        "group_size": 16,
+        "kv_cache_quant_algo": "FP8",
+        "exclude_modules": ["lm_head"],
+    }
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({**MODELOPT, "quantization": quantization}))
     assert read_facts(tmp_path).quantization == "modelopt"
     check_logits(tmp_path, model)
 
@@ -162,17 +169,21 @@ def _set(value: int) -> Callable[[Tensor], Tensor]:
         (_change("weight", lambda _: None), "missing_tensors", "it lacks .*k_proj.weight"),
         (_change("weight_scale", lambda _: None), "missing_tensors", "it lacks .*k_proj.weight_scale"),
         (_change("weight_scale_2", lambda _: None), "missing_tensors", "it lacks .*k_proj.weight_scale_2"),
-        (_change("weight", lambda each: each[:, :-1]), "shape_mismatch", "bytes of groups of 16"),
-        (_change("weight_scale", lambda each: each[:, :1]), "shape_mismatch", r"weights \[32, 32\] need \[32, 4\]"),
-        (_change("weight_scale_2", lambda each: each.expand(2)), "shape_mismatch", "is not one value"),
-        (_change("weight_scale", lambda each: each.float()), "dtype_mismatch", "as float32, not as float8_e4m3fn"),
-        (_change("weight_scale_2", lambda each: each.half()), "dtype_mismatch", "as float16, not as float32"),
-        (_change("weight", lambda each: each.to(torch.float8_e4m3fn)), "unsupported_quantization", "not as uint8"),
-        (_change("weight", lambda each: torch.zeros(32, 64)), "unsupported_quantization", "q_proj is in NVFP4 and"),
+        (_change("weight", lambda tensor: tensor[:, :-1]), "shape_mismatch", "bytes of groups of 16"),
+        (_change("weight_scale", lambda tensor: tensor[:, :1]), "shape_mismatch", r"weights \[32, 32\] need \[32, 4\]"),
+        (_change("weight_scale_2", lambda tensor: tensor.expand(2)), "shape_mismatch", "is not one value"),
+        (_change("weight_scale", lambda tensor: tensor.float()), "dtype_mismatch", "as float32, not as float8_e4m3fn"),
+        (_change("weight_scale_2", lambda tensor: tensor.half()), "dtype_mismatch", "as float16, not as float32"),
+        (_change("weight", lambda tensor: tensor.to(torch.float8_e4m3fn)), "unsupported_quantization", "not as uint8"),
+        (_change("weight", lambda tensor: torch.zeros(32, 64)), "unsupported_quantization", "q_proj is in NVFP4 and"),
         (_change("weight_scale", _set(0x7F)), "damaged", "negative or NaN"),
         (_change("weight_scale", _set(0x81)), "damaged", "negative or NaN"),
-        (_change("weight_scale_2", lambda each: each * torch.inf), "damaged", "is inf, which is not a finite number"),
-        (_change("weight_scale_2", lambda each: -each), "damaged", "which is not a finite number from 0 on"),
+        (
+            _change("weight_scale_2", lambda tensor: tensor * torch.inf),
+            "damaged",
+            "is inf, which is not a finite number",
+        ),
+        (_change("weight_scale_2", lambda tensor: -tensor), "damaged", "which is not a finite number from 0 on"),
     ],
 )
 def test_damaged_checkpoints_are_refused_by_name(spoil: Spoil, code: str, part: str, tmp_path: Path) -> None:
@@ -183,12 +194,14 @@ def test_damaged_checkpoints_are_refused_by_name(spoil: Spoil, code: str, part: 
     assert error.code == code
     assert re.search(part, error.reason), error.reason
     if code != "damaged":
-        assert [(each.code, error.reason in each.reason) for each in planned(folder).refusals] == [(code, True)]
+        assert [(refusal.code, error.reason in refusal.reason) for refusal in planned(folder).refusals] == [
+            (code, True)
+        ]
 
 
 def _of_layer(layer: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     tensors, same = nvfp4(weight)
-    return {f"{layer}.{suffix}": each for suffix, each in tensors.items()}, same
+    return {f"{layer}.{suffix}": tensor for suffix, tensor in tensors.items()}, same
 
 
 def test_layers_that_cannot_be_held_are_refused(tmp_path: Path) -> None:

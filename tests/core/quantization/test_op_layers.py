@@ -36,9 +36,9 @@ GGUF = SchemeLayers(CONTEXT, lambda names, inputs, embedding: Blocks(("Q8_0",)))
 
 def filled(layer: Any) -> Any:
     load_dummy(layer.weight_views(), seed=1)
-    for each in layer.operands():
-        if "rows" in each:  # blocks of Q8_0: a float16 scale of 1, then integers
-            each["rows"].view(each["rows"].shape[0], -1, 34)[..., :2] = torch.tensor([0, 60], dtype=torch.uint8)
+    for operand in layer.operands():
+        if "rows" in operand:  # blocks of Q8_0: a float16 scale of 1, then integers
+            operand["rows"].view(operand["rows"].shape[0], -1, 34)[..., :2] = torch.tensor([0, 60], dtype=torch.uint8)
     return layer
 
 

@@ -77,7 +77,7 @@ def test_inputs_of_experts_may_have_an_order_of_their_own(kind: str, tmp_path: P
         tokens, ours = tokens_of(model, 12), built(folder)
         torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
         layers = [module for module in ours.modules() if isinstance(module, OrderedExperts)]
-        assert [bool((each.gate_up_columns == each.gate_up_columns[:1]).all()) for each in layers] == [shared] * 2
+        assert [bool((layer.gate_up_columns == layer.gate_up_columns[:1]).all()) for layer in layers] == [shared] * 2
         assert not bool((layers[0].down_columns[0] == torch.arange(64)).all())
         assert ours.loaded_bytes() == planned_bytes(folder)
         assert make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals == ()
@@ -107,7 +107,9 @@ def test_layers_that_predict_further_tokens_do_not_count(tmp_path: Path) -> None
     """Checkpoints of GLM-4.5 have one after the layers of the model, which is quantized with them."""
 
     def predict(tensors: dict[str, Tensor]) -> None:
-        more = {name.replace("layers.1", "layers.2"): each.clone() for name, each in tensors.items() if ".1." in name}
+        more = {
+            name.replace("layers.1", "layers.2"): tensor.clone() for name, tensor in tensors.items() if ".1." in name
+        }
         assert any(name.endswith(".qweight") for name in more)
         tensors.update({**more, "model.layers.2.eh_proj.weight": torch.zeros(64, 128)})
 
@@ -132,9 +134,9 @@ def test_a_file_beside_the_configuration_states_the_method(
     """As older tools wrote it."""
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     model = write_packed(folder, form, num_hidden_layers=1)
-    stated = {key: value for key, value in {**form.config, **fields}.items() if value is not None}
+    quant_config = {key: value for key, value in {**form.config, **fields}.items() if value is not None}
     edit_config(folder, quantization_config=None)
-    (folder / name).write_text(json.dumps(stated))
+    (folder / name).write_text(json.dumps(quant_config))
     assert read_facts(folder).quantization == form.method
     tokens = tokens_of(model, 12)
     logits = our_logits(built(folder), tokens)
@@ -242,7 +244,7 @@ def test_a_plan_refuses_the_experts_that_a_launch_refuses(
         built(folder)
     assert caught.value.code == "unsupported_quantization"
     refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals
-    assert [re.search(part, each.reason) is not None for each in refusals] == [True], refusals
+    assert [re.search(part, refusal.reason) is not None for refusal in refusals] == [True], refusals
 
 
 def test_words_of_awq_by_hand() -> None:
@@ -348,7 +350,9 @@ def test_a_damaged_checkpoint_is_refused_by_name(
     assert (caught.value.code, part in str(caught.value)) == (code, True), caught.value
     if code != "damaged" and part != "weight_shape":  # whose values are stored
         refusals = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)])).refusals
-        assert [(each.code, caught.value.reason in each.reason) for each in refusals] == [(code, True)], refusals
+        assert [(refusal.code, caught.value.reason in refusal.reason) for refusal in refusals] == [(code, True)], (
+            refusals
+        )
 
 
 def test_layers_that_share_an_input_must_be_quantized_alike(tmp_path: Path) -> None:
@@ -402,4 +406,4 @@ def test_a_method_of_an_unquantized_model_is_refused_by_its_argument(tmp_path: P
         refusals = make_plan(
             user_input(["--device", "cpu:avx512", "--model-path", str(tmp_path), "--quantization", method])
         ).refusals
-        assert [(each.what, each.code) for each in refusals] == [("quantization", "other_method")]
+        assert [(refusal.what, refusal.code) for refusal in refusals] == [("quantization", "other_method")]

@@ -71,7 +71,7 @@ def fp8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
 
 def bitsandbytes_int8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     tensors, plain = bitsandbytes_weights.packed("", weight, bitsandbytes_weights.Form("int8"))
-    return {name.removeprefix("."): each for name, each in tensors.items()}, plain
+    return {name.removeprefix("."): tensor for name, tensor in tensors.items()}, plain
 
 
 def torchao(kind: str, **fields: Any) -> dict[str, Any]:
@@ -96,7 +96,7 @@ WEIGHTS_ONLY = config_of(
 
 def compressed_int8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     tensors, plain = _INT8_GROUP.stored("", weight)
-    return {name.removeprefix("."): each for name, each in tensors.items()}, plain
+    return {name.removeprefix("."): tensor for name, tensor in tensors.items()}, plain
 
 
 FORMS: dict[str, tuple[Quantize, dict[str, Any], str, bool]] = {
@@ -136,15 +136,15 @@ def write(
                 stored[name] = weight
             continue
         tensors, same[name] = quantize(weight)
-        for suffix, each in tensors.items():
+        for suffix, tensor in tensors.items():
             if fused and expert is not None:
-                parts.setdefault(expert[1], {}).setdefault(f"{expert[3]}{suffix}", {})[int(expert[2])] = each
+                parts.setdefault(expert[1], {}).setdefault(f"{expert[3]}{suffix}", {})[int(expert[2])] = tensor
             else:
-                stored[f"{layer[1]}.{suffix}"] = each
-    for prefix, found in parts.items():
-        for suffix in {name.partition("_")[2] for name in found}:
+                stored[f"{layer[1]}.{suffix}"] = tensor
+    for prefix, experts in parts.items():
+        for suffix in {name.partition("_")[2] for name in experts}:
             gate, up, down = (
-                torch.stack([found[f"{kind}_{suffix}"][each] for each in sorted(found[f"{kind}_{suffix}"])])
+                torch.stack([experts[f"{kind}_{suffix}"][number] for number in sorted(experts[f"{kind}_{suffix}"])])
                 for kind in ("gate", "up", "down")
             )
             part = suffix.removeprefix("weight_")
@@ -154,9 +154,9 @@ def write(
     save_file(same, file, {"format": "pt"})
     model = type(model).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     if plain_experts:
-        stored |= {name: each for name, each in model.state_dict().items() if ".experts." in name}
+        stored |= {name: tensor for name, tensor in model.state_dict().items() if ".experts." in name}
     spoil(stored)
-    save_file({name: each.contiguous() for name, each in stored.items()}, file)
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, file)
     edit_config(folder, quantization_config=config)
     return model.eval()
 
@@ -167,7 +167,7 @@ def planned(folder: Path) -> int:
 
 def refusals(folder: Path, *arguments: str) -> list[str]:
     plan = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder), *arguments]))
-    return [each.reason for each in plan.refusals]
+    return [refusal.reason for refusal in plan.refusals]
 
 
 @every("kind", FORMS)
@@ -246,11 +246,17 @@ ONE = "torchao, int8 in one tensor"
 DAMAGED: list[tuple[str, Spoil, str, str, bool]] = [
     (ONE, _change("_gate_up_proj_scale", lambda _: None), "missing_tensors", "lacks .*_scale", True),
     (ONE, _change("_down_proj_qdata", lambda _: None), "missing_tensors", "lacks .*down_proj._weight_qdata", True),
-    (ONE, _change("_gate_up_proj_scale", lambda each: each[:, :-2]), "shape_mismatch", "_weight_scale has", True),
-    (ONE, _change("_gate_up_proj_scale", lambda each: each[:1, :1]), "shape_mismatch", "_weight_scale has", True),
-    (ONE, _change("_gate_up_proj_qdata", lambda each: each.short()), "dtype_mismatch", "int16, not as int8", True),
-    (ONE, _change("_gate_up_proj_scale", lambda each: each * torch.nan), "damaged", "not a finite number", False),
-    (ONE, _change("_gate_up_proj_scale", lambda each: each * 0), "unsupported_quantization", "is 0 for all of", False),
+    (ONE, _change("_gate_up_proj_scale", lambda tensor: tensor[:, :-2]), "shape_mismatch", "_weight_scale has", True),
+    (ONE, _change("_gate_up_proj_scale", lambda tensor: tensor[:1, :1]), "shape_mismatch", "_weight_scale has", True),
+    (ONE, _change("_gate_up_proj_qdata", lambda tensor: tensor.short()), "dtype_mismatch", "int16, not as int8", True),
+    (ONE, _change("_gate_up_proj_scale", lambda tensor: tensor * torch.nan), "damaged", "not a finite number", False),
+    (
+        ONE,
+        _change("_gate_up_proj_scale", lambda tensor: tensor * 0),
+        "unsupported_quantization",
+        "is 0 for all of",
+        False,
+    ),
     (ONE, _bias, "unsupported_quantization", "are int8 and have biases", True),
     (
         "torchao, 4 bits in one tensor",
@@ -259,7 +265,7 @@ DAMAGED: list[tuple[str, Spoil, str, str, bool]] = [
     ),
     (
         "torchao, 4 bits in one tensor",
-        _change("_down_proj_scale", lambda each: each.transpose(1, 2)[:, :-1]),
+        _change("_down_proj_scale", lambda tensor: tensor.transpose(1, 2)[:, :-1]),
         *("shape_mismatch", "down_proj._weight_scale has the shape", True),
     ),
     (
@@ -269,12 +275,12 @@ DAMAGED: list[tuple[str, Spoil, str, str, bool]] = [
     ),
     (
         "bitsandbytes, int8",
-        _change("1.up_proj.SCB", lambda each: each[1:]),
+        _change("1.up_proj.SCB", lambda tensor: tensor[1:]),
         *("shape_mismatch", "experts.1.up_proj.SCB has the shape", True),
     ),
     (
         "bitsandbytes, int8",
-        _change("1.up_proj.SCB", lambda each: each * torch.nan),
+        _change("1.up_proj.SCB", lambda tensor: tensor * torch.nan),
         *("damaged", "which is not a finite number", False),
     ),
 ]

@@ -13,7 +13,7 @@ def test_fp8_has_a_scale_for_the_rest_of_a_block() -> None:
 
 
 def test_fp8_divides_fused_layers_behind_one_that_ends_within_a_block() -> None:
-    shapes = [each.shape for each in Fp8((128, 128)).tensors(Matrix(("q", "k", "v"), (256, 64, 128), 128))]
+    shapes = [tensor.shape for tensor in Fp8((128, 128)).tensors(Matrix(("q", "k", "v"), (256, 64, 128), 128))]
     assert shapes == [(320, 128), (3, 1), (128, 128), (1, 1)]
 
 

@@ -148,12 +148,12 @@ def test_ranks_hold_parts_and_compute_the_same(case: str, tmp_path: Path) -> Non
             assert held.keys() == views.keys()
             different = [name for name in held if not torch.equal(held[name], cut(views[name], slices.get(name)))]
             assert different == []
-            assert torch.equal(found, parts[0][1]), "ranks sample from different logits"
+            assert torch.equal(rank_logits, parts[0][1]), "ranks sample from different logits"
         if case.startswith(ROUNDED):
             exact = expected_logits(model, tokens)
-            assert (found - exact).abs().mean() <= 2 * (logits - exact).abs().mean() + 1e-3
+            assert (rank_logits - exact).abs().mean() <= 2 * (logits - exact).abs().mean() + 1e-3
         else:
-            torch.testing.assert_close(found, logits, atol=1e-3, rtol=1e-3)
+            torch.testing.assert_close(rank_logits, logits, atol=1e-3, rtol=1e-3)
         assert parts[0][0].loaded_bytes() < one.loaded_bytes()
 
 
@@ -180,9 +180,9 @@ def test_blocks_are_not_split(form: str, fields: dict[str, Any], ranks: int, obs
     fp8(form, **fields)(tmp_path)
     sizes = divisions(read_facts(tmp_path), in_blocks=True)
     assert not isinstance(sizes, str)
-    found = sizes.obstacles(Mesh(ranks))
-    assert (ranks in sizes.legal_ranks()) == (found == [])
-    assert any(obstacle in clause for clause in found) if obstacle else found == []
+    obstacles = sizes.obstacles(Mesh(ranks))
+    assert (ranks in sizes.legal_ranks()) == (obstacles == [])
+    assert any(obstacle in clause for clause in obstacles) if obstacle else obstacles == []
 
 
 ORDERED = "experts whose inputs have an order of their own (desc_act) cannot be divided as they are"

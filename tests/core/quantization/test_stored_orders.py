@@ -78,7 +78,7 @@ def test_logits_are_those_of_the_dequantized_weights(kind: str, form: str, ignor
     assert ours.loaded_bytes() == planned_bytes(folder)
     assert built(folder, dtype=torch.bfloat16).loaded_bytes() == planned_bytes(folder, "bfloat16")
     assert refusals(folder) == ()
-    plain = [name for each in ours.modules() if isinstance(each, Linear) for name in each.output_sizes]
+    plain = [name for module in ours.modules() if isinstance(module, Linear) for name in module.output_sizes]
     left = [name for name in plain if name.endswith("_proj") and not (ignore and re.search(ignore, name))]
     assert left == []
 
@@ -86,8 +86,8 @@ def test_logits_are_those_of_the_dequantized_weights(kind: str, form: str, ignor
 def test_fused_matrices_stay_whole(tmp_path: Path) -> None:
     """Whatever the width of blocks: those of 48 rows would end within the queries and the keys."""
     write_stored(tmp_path, made("phi3"), stored_form("fp8, blocks that end within layers"))
-    layers = [each for each in built(tmp_path).modules() if isinstance(each, Projection)]
-    names = [list(each.output_sizes) for each in layers if isinstance(each, Fp8Linear)]
+    layers = [module for module in built(tmp_path).modules() if isinstance(module, Projection)]
+    names = [list(layer.output_sizes) for layer in layers if isinstance(layer, Fp8Linear)]
     of_first = [name for name in names if ".0." in name[0]]
     ends = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
     assert of_first == [[f"model.layers.0.{end}"] for end in ends]
@@ -97,7 +97,7 @@ def test_only_the_experts_of_kimi_are_packed(tmp_path: Path) -> None:
     write_stored(tmp_path, made("v3"), stored_form("compressed-tensors"), ignore=KIMI)
     edit_config(tmp_path, quantization_config=_ignoring(stored_form("compressed-tensors").config, f"re:.*({KIMI}).*"))
     ours = built(tmp_path)
-    assert sum(isinstance(each, GGUFExperts) for each in ours.modules()) == 1
+    assert sum(isinstance(module, GGUFExperts) for module in ours.modules()) == 1
     assert refusals(tmp_path) == ()
 
 
@@ -137,7 +137,7 @@ def test_damaged_tensors_are_refused_by_their_stored_names(
     with pytest.raises(ModelError) as caught:
         built(folder)
     assert (caught.value.code, part in str(caught.value)) == (code, True), caught.value
-    assert [part in each.reason for each in refusals(folder)] == [True]
+    assert [part in refusal.reason for refusal in refusals(folder)] == [True]
 
 
 def test_rows_of_groups_that_would_leave_their_blocks_are_refused(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_rows_of_groups_that_would_leave_their_blocks_are_refused(tmp_path: Path
     part = "the rows of a head of self_attn.query_key_value are not whole blocks of 32 rows"
     with pytest.raises(ModelError, match=part):
         built(tmp_path)
-    assert [part in each.reason for each in refusals(tmp_path)] == [True]
+    assert [part in refusal.reason for refusal in refusals(tmp_path)] == [True]
 
 
 def test_whole_blocks_of_rows_change_places(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_an_up_projection_that_a_method_does_not_dequantize_is_refused_by_name(f
     part = "self_attn.kv_b_proj is quantized with"
     with pytest.raises(ModelError, match=part):
         built(folder)
-    assert [part in each.reason for each in refusals(folder)] == [True]
+    assert [part in refusal.reason for refusal in refusals(folder)] == [True]
     write_stored(folder := tmp_path / f"{form} in part", made("v3", **sizes), stored_form(form), ignore="kv_b_proj")
     assert built(folder).loaded_bytes() == planned_bytes(folder)
     assert refusals(folder) == ()

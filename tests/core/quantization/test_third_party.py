@@ -244,9 +244,9 @@ def test_what_its_architecture_says_holds_for_a_quantized_checkpoint(install: In
     facts = read_facts(quantized)
     expected = read_native(plain)
     assert planned_bytes(quantized) == built(quantized).loaded_bytes()
-    found = divisions(facts, in_blocks=False)
-    assert not isinstance(found, str), found
-    assert (found.heads, found.vocab) == (facts.heads, facts.vocab_size)
+    parts = divisions(facts, in_blocks=False)
+    assert not isinstance(parts, str), parts
+    assert (parts.heads, parts.vocab) == (facts.heads, facts.vocab_size)
     (quantized / "model.safetensors").unlink()
     assert read_facts(quantized).parameters == derive.parameters(expected)  # without weights
 
@@ -305,14 +305,14 @@ def test_it_is_found_without_torch(install: Install, tmp_path: Path) -> None:
         "print(read_facts(Path(sys.argv[1])).quantization, sorted({'torch', 'transformers'} & set(sys.modules)))"
     )
     path = [str(folder), *filter(None, sys.path)]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}", str(model_folder)],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    assert done.stdout.strip() == f"{NAME} []"
+    assert process.stdout.strip() == f"{NAME} []"
 
 
 @every(

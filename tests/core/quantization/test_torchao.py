@@ -76,7 +76,7 @@ def write(
             with torch.no_grad():
                 parameter.copy_(values * scale)
     spoil(stored)
-    save_file({name: each.contiguous() for name, each in stored.items()}, folder / "model.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
     edit_config(folder, quantization_config=config)
     return model
 
@@ -88,7 +88,7 @@ def test_weights_are_int8_and_activations_as_the_configuration_says(tmp_path: Pa
         model = write(folder, config)
         facts, tokens = read_facts(folder), tokens_of(model, 12)
         ours = built(folder)
-        assert [type(each) for each in ours.modules() if isinstance(each, kind)] == [kind] * 4
+        assert [type(module) for module in ours.modules() if isinstance(module, kind)] == [kind] * 4
         tolerance = 3e-4 if kind is WeightOnlyInt8Linear else 0.1
         got, want = our_logits(ours, tokens), expected_logits(model, tokens)
         torch.testing.assert_close(got, want, atol=tolerance * float(want.abs().max()), rtol=1e-4)
@@ -131,7 +131,7 @@ def write_int4(
     save_file(same, folder / "model.safetensors", {"format": "pt"})
     model = type(model).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     spoil(stored)
-    save_file({name: each.contiguous() for name, each in stored.items()}, folder / "model.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
     edit_config(folder, quantization_config=config or four_bits(group))
     return model.eval()
 
@@ -171,7 +171,7 @@ def test_logits_of_4_bits_are_those_of_the_dequantized_weights(group: int, tmp_p
     folder = tmp_path / str(group)
     model = write_int4(folder, group)
     facts, tokens, ours = read_facts(folder), tokens_of(model, 12), built(folder)
-    assert len([each for each in ours.modules() if isinstance(each, GGUFLinear)]) == 4
+    assert len([module for module in ours.modules() if isinstance(module, GGUFLinear)]) == 4
     got, want = our_logits(ours, tokens), expected_logits(model, tokens)
     assert float((got - want).square().mean().sqrt() / want.std()) < 0.05
     assert (facts.quantization, ours.loaded_bytes()) == ("torchao", planned(folder))
@@ -230,7 +230,7 @@ def test_fp8_weights_are_multiplied_by_unquantized_activations(kind: str, tmp_pa
     folder = tmp_path / kind
     model = write_fp8(folder, FLOATS[kind], num_hidden_layers=1)
     facts, tokens, ours = read_facts(folder), tokens_of(model, 12), built(folder)
-    assert len([each for each in ours.modules() if isinstance(each, Fp8Linear)]) == 4
+    assert len([module for module in ours.modules() if isinstance(module, Fp8Linear)]) == 4
     torch.testing.assert_close(our_logits(ours, tokens), expected_logits(model, tokens), atol=3e-4, rtol=1e-4)
     assert (facts.quantization, ours.loaded_bytes()) == ("torchao", planned(folder))
     plan = make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder)]))
@@ -251,8 +251,8 @@ def test_a_platform_needs_the_ops_of_the_stored_form_only(tmp_path: Path) -> Non
     write(tmp_path / "int8", WEIGHTS)
     write_int4(tmp_path / "int4", 32)
     write_fp8(tmp_path / "fp8", FLOATS["rows"], num_hidden_layers=1)
-    found = {path.name: method_of(read_facts(path)) for path in tmp_path.iterdir()}
-    ops = {name: method.ops for name, method in found.items() if method is not None}
+    methods = {path.name: method_of(read_facts(path)) for path in tmp_path.iterdir()}
+    ops = {name: method.ops for name, method in methods.items() if method is not None}
     assert ops == {"int8": ("linear_int8",), "int4": ("linear_gguf",), "fp8": ("linear_fp8",)}
 
 
@@ -267,9 +267,9 @@ def _change(
     return spoil
 
 
-def _nan(each: Tensor) -> Tensor:
-    each.view(torch.uint8)[0, 0] = 0x7F
-    return each
+def _nan(tensor: Tensor) -> Tensor:
+    tensor.view(torch.uint8)[0, 0] = 0x7F
+    return tensor
 
 
 def _further(name: str, *shape: int) -> Callable[[dict[str, Tensor]], None]:
@@ -299,53 +299,77 @@ DAMAGED: list[tuple[Writer, Callable[[dict[str, Tensor]], None], str, str, bool]
     (_int8, _change("_weight_qdata", lambda _: None), "missing_tensors", "lacks .*_weight_qdata", True),
     (
         _int8,
-        _change("_weight_scale", lambda each: each * torch.nan),
+        _change("_weight_scale", lambda tensor: tensor * torch.nan),
         "damaged",
         "is not a finite number from 0 on",
         False,
     ),
     (
         _int8,
-        _change("_weight_scale", lambda each: each.repeat(1, 2)),
+        _change("_weight_scale", lambda tensor: tensor.repeat(1, 2)),
         "shape_mismatch",
         "down_proj._weight_scale",
         True,
     ),
-    (_int8, _change("_weight_qdata", lambda each: each.float()), "dtype_mismatch", "float32, not as int8", True),
-    (_int8, _change("_weight_zero_point", lambda each: each + 1), "unsupported_quantization", "only symmetric", False),
+    (_int8, _change("_weight_qdata", lambda tensor: tensor.float()), "dtype_mismatch", "float32, not as int8", True),
+    (
+        _int8,
+        _change("_weight_zero_point", lambda tensor: tensor + 1),
+        "unsupported_quantization",
+        "only symmetric",
+        False,
+    ),
     (_int4, _change("_weight_zero_point", lambda _: None), "missing_tensors", "lacks .*_weight_zero_point", True),
     (
         _int4,
-        _change("_weight_scale", lambda each: each.t()),
+        _change("_weight_scale", lambda tensor: tensor.t()),
         "shape_mismatch",
         r"\[64, 4\], but .* need \[4, 64\]",
         True,
     ),
-    (_int4, _change("_weight_qdata", lambda each: each[:, :-1]), "shape_mismatch", "no matrix of whole groups", True),
-    (_int4, _change("_weight_qdata", lambda each: each.short()), "dtype_mismatch", "int16, not as uint8 or int8", True),
-    (_int4, _change("_weight_zero_point", lambda each: each.to(torch.int8)), "dtype_mismatch", "as int8, not", True),
     (
         _int4,
-        _change("_weight_scale", lambda each: each * torch.inf),
+        _change("_weight_qdata", lambda tensor: tensor[:, :-1]),
+        "shape_mismatch",
+        "no matrix of whole groups",
+        True,
+    ),
+    (
+        _int4,
+        _change("_weight_qdata", lambda tensor: tensor.short()),
+        "dtype_mismatch",
+        "int16, not as uint8 or int8",
+        True,
+    ),
+    (
+        _int4,
+        _change("_weight_zero_point", lambda tensor: tensor.to(torch.int8)),
+        "dtype_mismatch",
+        "as int8, not",
+        True,
+    ),
+    (
+        _int4,
+        _change("_weight_scale", lambda tensor: tensor * torch.inf),
         "damaged",
         "is not a finite number from 0 on",
         False,
     ),
     *(
-        (make, _change("_weight_scale", lambda each: -each), "damaged", "is not a finite number from 0 on", False)
+        (make, _change("_weight_scale", lambda tensor: -tensor), "damaged", "is not a finite number from 0 on", False)
         for make in (_int8, _int4)
     ),
-    (_int4, _change("_weight_scale", lambda each: each * 1e8), "damaged", "that float16 can hold", False),
-    (_int4, _change("_weight_scale", lambda each: each * 1e-30), "damaged", "that float16 can hold", False),
+    (_int4, _change("_weight_scale", lambda tensor: tensor * 1e8), "damaged", "that float16 can hold", False),
+    (_int4, _change("_weight_scale", lambda tensor: tensor * 1e-30), "damaged", "that float16 can hold", False),
     (_int4, _further(f"{DOWN}._weight_act_pre_scale", 128), "unsupported_quantization", "inputs are multiplied", True),
     (_int4, _further("model.embed_tokens._weight_qdata", 9, 32), "unsupported_quantization", "no embedding", True),
     (_fp8, _change("_weight_scale", lambda _: None), "missing_tensors", "lacks .*_weight_scale", True),
-    (_fp8, _change("_weight_scale", lambda each: each[:3]), "shape_mismatch", "down_proj._weight_scale", True),
-    (_fp8, _change("_weight_scale", lambda each: each * torch.nan), "damaged", "has the value nan", False),
+    (_fp8, _change("_weight_scale", lambda tensor: tensor[:3]), "shape_mismatch", "down_proj._weight_scale", True),
+    (_fp8, _change("_weight_scale", lambda tensor: tensor * torch.nan), "damaged", "has the value nan", False),
     (_fp8, _change("_weight_qdata", _nan), "damaged", "values that are NaN", False),
     (
         _fp8,
-        _change("_weight_qdata", lambda each: each.float().to(torch.float8_e5m2)),
+        _change("_weight_qdata", lambda tensor: tensor.float().to(torch.float8_e5m2)),
         *("unsupported_quantization", "float8_e5m2, not as float8_e4m3fn", True),
     ),
 ]
@@ -362,8 +386,8 @@ def test_a_damaged_checkpoint_is_refused_by_name(
         built(folder)
     assert caught.value.code == code
     if in_headers:
-        found = refusals(folder)
-        assert [re.search(part, each.reason) is not None for each in found] == [True], found
+        refused = refusals(folder)
+        assert [re.search(part, refusal.reason) is not None for refusal in refused] == [True], refused
 
 
 @every(
@@ -410,5 +434,5 @@ def test_forms_that_no_layer_supports_are_refused_by_plan_and_launch(
     assert detect(folder, {"quantization_config": config}) == "torchao"
     with pytest.raises(ModelError, match=re.escape(part)):
         built(folder)
-    found = refusals(folder)
-    assert any(part in each.reason for each in found), found
+    refused = refusals(folder)
+    assert any(part in refusal.reason for refusal in refused), refused

@@ -190,9 +190,9 @@ def test_dummy_experts_are_int8_unless_they_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     edit_config(tmp_path, quantization_config={**QUANTIZATION_CONFIG, "ignore": ["lm_head", r"re:.*\.2\.mlp\..*"]})
     layers = built(tmp_path, load_format="dummy")
-    found = {name for name, module in layers.named_modules() if isinstance(module, (DynamicInt8Linear, Int8Experts))}
+    names = {name for name, module in layers.named_modules() if isinstance(module, (DynamicInt8Linear, Int8Experts))}
     mlp = {f"layers.{index}.mlp.{part}" for index in (0, 1) for part in MOE_PARTS}
-    assert {name for name in found if ".mlp." in name} == mlp
+    assert {name for name in names if ".mlp." in name} == mlp
 
 
 def test_a_configuration_declares_the_linear_layers_of_every_kind_of_attention() -> None:

@@ -31,7 +31,7 @@ TOKENS = [*(bytes([byte]) for byte in range(256)), b"<end>"]
 CONTEXT = GrammarContext(Vocabulary(b"".join(TOKENS), list(map(len, TOKENS)), [END]), len(TOKENS), (END,))
 BACKEND = make("llguidance", CONTEXT)
 FORMATS = {name: choose(name, "none", []) for name in TOOL_NAMES if name != "none"}
-FORCED = [name for name, found in FORMATS.items() if (found.channels or found.tools).frame[0]]  # type: ignore[union-attr]
+FORCED = [name for name, row in FORMATS.items() if (row.channels or row.tools).frame[0]]  # type: ignore[union-attr]
 
 TAGGED = [
     name for name in FORCED if any(isinstance(body, TaggedBody) for body in getattr(FORMATS[name].tools, "bodies", ()))
@@ -42,11 +42,11 @@ WITHOUT_TRIGGER = ("pythonic", "llama3", "xlam", "gpt-oss")
 
 
 def matcher(name: str, use: ToolUse) -> Matcher:
-    found = FORMATS[name].constraint(use, 4)
-    assert found is not None
-    source = from_structural_tag(found.tag, param=found.param)
-    made: Matcher = BACKEND.compile(BACKEND.translate(source, JsonSpacing()))()
-    return made
+    constraint = FORMATS[name].constraint(use, 4)
+    assert constraint is not None
+    source = from_structural_tag(constraint.tag, param=constraint.param)
+    result: Matcher = BACKEND.compile(BACKEND.translate(source, JsonSpacing()))()
+    return result
 
 
 def accepts(name: str, use: ToolUse, text: str) -> tuple[bool, bool]:
@@ -77,9 +77,9 @@ def bare(quote: str, value: Any) -> str:
         case str():
             return f"{quote}{value}{quote}"
         case list():
-            return f"[{','.join(bare(quote, each) for each in value)}]"
+            return f"[{','.join(bare(quote, element) for element in value)}]"
         case dict():
-            return f"{{{','.join(f'{key}:{bare(quote, each)}' for key, each in value.items())}}}"
+            return f"{{{','.join(f'{key}:{bare(quote, member)}' for key, member in value.items())}}}"
     return json.dumps(value)
 
 
@@ -181,10 +181,12 @@ def test_keyword_arguments_follow_their_schema(name: str, required: tuple[str, .
     pytest.importorskip(backend, reason=f"{backend} is not installed")
     schema = {**PARTS, "required": list(required)}
     use = ToolUse((Tool("weather", None, schema, strict=True),), ToolCalling.REQUIRED)
-    found = FORMATS[name].constraint(use, 4)
-    assert found is not None
-    made = make(backend, CONTEXT)
-    new = made.compile(made.translate(from_structural_tag(found.tag, param=found.param), JsonSpacing()))
+    constraint = FORMATS[name].constraint(use, 4)
+    assert constraint is not None
+    grammar_backend = make(backend, CONTEXT)
+    new = grammar_backend.compile(
+        grammar_backend.translate(from_structural_tag(constraint.tag, param=constraint.param), JsonSpacing())
+    )
     values = {"unit": "c", "level": 2, "days": 9, "near": ["a, b=1)]"], "note": None}
     order = sorted(values, key=lambda key: key not in required)
     for size in range(len(order) + 1):
@@ -225,10 +227,12 @@ NESTED = {
 def test_arguments_with_bare_keys_follow_their_schema(name: str, backend: str) -> None:
     pytest.importorskip(backend, reason=f"{backend} is not installed")
     use = ToolUse((Tool("weather", None, NESTED, strict=True),), ToolCalling.REQUIRED)
-    found = FORMATS[name].constraint(use, 4)
-    assert found is not None
-    made = make(backend, CONTEXT)
-    new = made.compile(made.translate(from_structural_tag(found.tag, param=found.param), JsonSpacing()))
+    constraint = FORMATS[name].constraint(use, 4)
+    assert constraint is not None
+    grammar_backend = make(backend, CONTEXT)
+    new = grammar_backend.compile(
+        grammar_backend.translate(from_structural_tag(constraint.tag, param=constraint.param), JsonSpacing())
+    )
 
     def accepted(arguments: dict[str, Any]) -> bool:
         state = new()
@@ -275,9 +279,9 @@ def test_arguments_that_bare_keys_cannot_write_are_refused_by_name() -> None:
 
 def test_what_a_string_with_bare_keys_lacks_is_named() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "array", "items": {"type": "string", "pattern": "^a$"}}}}
-    found = FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED), 0)
-    assert found is not None
-    assert found.left_out == ("pattern",)
+    constraint = FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED), 0)
+    assert constraint is not None
+    assert constraint.left_out == ("pattern",)
     with pytest.raises(RequestError, match="'pattern' cannot be enforced"):
         FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema, strict=True),), ToolCalling.REQUIRED), 0)
 
@@ -288,9 +292,9 @@ def test_schemas_of_arguments_with_bare_keys_may_have_references_that_are_repeat
         "$defs": {"1": {"required": True, "type": "object", "properties": {"c": True}}},
         "properties": {"x": place},
     }
-    found = FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED), 0)
-    assert found is not None
-    compiled(from_structural_tag(found.tag, param=found.param))
+    constraint = FORMATS["gemma4"].constraint(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED), 0)
+    assert constraint is not None
+    compiled(from_structural_tag(constraint.tag, param=constraint.param))
 
 
 TREE = {
@@ -321,12 +325,12 @@ def in_tags(value: Any) -> str:
         case dict():
             members = list(value.items())
         case list():
-            members = [("item", each) for each in value]
+            members = [("item", element) for element in value]
         case str():
             return value
         case _:
             return json.dumps(value)
-    return "".join(f"]<]minimax[>[<{key}>{in_tags(each)}]<]minimax[>[</{key}>" for key, each in members)
+    return "".join(f"]<]minimax[>[<{key}>{in_tags(member)}]<]minimax[>[</{key}>" for key, member in members)
 
 
 def minimax_call(arguments: dict[str, Any]) -> str:
@@ -350,13 +354,15 @@ def test_arguments_of_nested_tags_follow_their_schema(backend: str, special: boo
     """With the token before each tag in the vocabulary, as the model has it, and spelled byte by byte."""
     pytest.importorskip(backend, reason=f"{backend} is not installed")
     use = ToolUse((Tool("weather", None, TREE),), ToolCalling.REQUIRED)
-    found = FORMATS["minimax-m3"].constraint(use, 4)
-    assert found is not None
+    constraint = FORMATS["minimax-m3"].constraint(use, 4)
+    assert constraint is not None
     mark = b"]<]minimax[>["
     tokens = [*TOKENS, mark]
     vocabulary = Vocabulary(b"".join(tokens), list(map(len, tokens)), [END, END + 1])
-    made = make(backend, GrammarContext(vocabulary, len(tokens), (END,)) if special else CONTEXT)
-    new = made.compile(made.translate(from_structural_tag(found.tag, param=found.param), JsonSpacing()))
+    grammar_backend = make(backend, GrammarContext(vocabulary, len(tokens), (END,)) if special else CONTEXT)
+    new = grammar_backend.compile(
+        grammar_backend.translate(from_structural_tag(constraint.tag, param=constraint.param), JsonSpacing())
+    )
 
     def accepted(text: str) -> bool:
         state, parts = new(), text.encode().split(mark)
@@ -412,9 +418,9 @@ def test_an_argument_may_be_named_like_other_tags() -> None:
 def test_schemas_of_any_shape_have_a_grammar(name: str) -> None:
     properties = {"a": True, "b": {"anyOf": [True, {"type": "string"}]}, "c": {"$ref": "#"}, "d": {}}
     for schema in ({"properties": properties, "required": ["b"]}, {"required": False}, {}, {"required": ["z"]}):
-        found = FORMATS[name].constraint(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED), 0)
-        assert found is not None
-        source, _ = relaxed(from_structural_tag(found.tag, param=found.param), compiled)
+        constraint = FORMATS[name].constraint(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED), 0)
+        assert constraint is not None
+        source, _ = relaxed(from_structural_tag(constraint.tag, param=constraint.param), compiled)
         compiled(source)
 
 
@@ -436,16 +442,16 @@ def test_an_argument_whose_name_cannot_be_written_is_refused() -> None:
 def test_what_tags_cannot_hold_is_refused_for_strict_tools_and_named_for_others(name: str) -> None:
     part = {"type": "string", "pattern": "^a$", "description": "An a."}
     schema = {"type": "object", "properties": {"x": part}, "required": ["x"], "minProperties": 1}
-    found = FORMATS[name].constraint(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED), 0)
-    assert found is not None
+    constraint = FORMATS[name].constraint(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED), 0)
+    assert constraint is not None
     row = FORMATS[name].tools
     assert row is not None
     has_json = next(body for body in row.bodies if isinstance(body, TaggedBody)).raw  # a text may be a JSON string
-    assert found.left_out == (("minProperties",) if has_json else ("minProperties", "pattern"))
+    assert constraint.left_out == (("minProperties",) if has_json else ("minProperties", "pattern"))
     options = ParserOptions(ToolUse((Tool("f", None, schema),), ToolCalling.REQUIRED))
     source = constrained(Sampling(), FORMATS[name], options, "", 0).grammar
     assert source is not None
-    assert source.left_out == found.left_out
+    assert source.left_out == constraint.left_out
     with pytest.raises(RequestError, match="'minProperties' cannot be enforced in calls of the format") as caught:
         FORMATS[name].constraint(ToolUse((Tool("f", None, schema, strict=True),), ToolCalling.REQUIRED), 0)
     assert caught.value.param == "tools.parameters"
@@ -455,9 +461,9 @@ def test_what_tags_cannot_hold_is_refused_for_strict_tools_and_named_for_others(
 def test_xgrammar_forces_calls_too(name: str) -> None:
     pytest.importorskip("xgrammar", reason="xgrammar is not installed")
     backend = make("xgrammar", CONTEXT)
-    found = FORMATS[name].constraint(USE, 4)
-    assert found is not None
-    source = from_structural_tag(found.tag, param=found.param)
+    constraint = FORMATS[name].constraint(USE, 4)
+    assert constraint is not None
+    source = from_structural_tag(constraint.tag, param=constraint.param)
     new = backend.compile(backend.translate(source, JsonSpacing()))
     for tool, arguments, allowed in (("weather", PARIS, True), ("now", {}, True), ("weather", {"days": 2}, False)):
         state = new()
@@ -488,15 +494,15 @@ def test_a_reply_without_force_is_free() -> None:
 
 
 def test_grammars_begin_behind_the_reasoning() -> None:
-    found = choose("qwen", "qwen3", [])
+    reply_format = choose("qwen", "qwen3", [])
     options = ParserOptions(USE)
     for prompt, begins_after in (("x<think>\n", "</think>"), ("x", ""), ("<think>\n\n</think>\n", "")):
-        source = constrained(Sampling(), found, options, prompt, 0).grammar
+        source = constrained(Sampling(), reply_format, options, prompt, 0).grammar
         assert source is not None
         assert source.begins_after == begins_after
-        own = Sampling(grammar=from_structural_tag({"a": 1}, param="structural_tag"))
-        later = constrained(own, found, ParserOptions(), prompt, 0).grammar
+        with_grammar = Sampling(grammar=from_structural_tag({"a": 1}, param="structural_tag"))
+        later = constrained(with_grammar, reply_format, ParserOptions(), prompt, 0).grammar
         assert later is not None
         assert later.begins_after == begins_after
         with pytest.raises(RequestError, match="structural_tag is refused with tool_choice: both constrain"):
-            constrained(own, found, options, prompt, 0)
+            constrained(with_grammar, reply_format, options, prompt, 0)

@@ -71,18 +71,22 @@ TEMPLATES = {
 
 @every(("template", "tools", "reasoning"), TEMPLATES.values())
 def test_the_chat_template_chooses(template: str, tools: str | None, reasoning: str | None) -> None:
-    found = choose(None, None, [template])
-    rows = (found.channels, found.channels) if found.channels is not None else (found.tools, found.reasoning)
+    reply_format = choose(None, None, [template])
+    rows = (
+        (reply_format.channels, reply_format.channels)
+        if reply_format.channels is not None
+        else (reply_format.tools, reply_format.reasoning)
+    )
     assert tuple(None if row is None else row.name for row in rows) == (tools, reasoning)
-    for row, why in zip(filter(None, dict.fromkeys(rows)), found.reasons, strict=True):
+    for row, why in zip(filter(None, dict.fromkeys(rows)), reply_format.reasons, strict=True):
         assert f"format {row.name}: chosen because the chat template contains " in why
 
 
 def test_a_name_goes_before_the_template() -> None:
-    found = choose("hermes", "none", [TEMPLATES["magistral"][0]])
-    assert found.tools is not None
-    assert (found.tools.name, found.reasoning) == ("qwen", None)
-    assert found.reasons == ("tool format hermes: set by --tool-call-parser",)
+    reply_format = choose("hermes", "none", [TEMPLATES["magistral"][0]])
+    assert reply_format.tools is not None
+    assert (reply_format.tools.name, reply_format.reasoning) == ("qwen", None)
+    assert reply_format.reasons == ("tool format hermes: set by --tool-call-parser",)
     assert choose("none", "none", [TEMPLATES["gpt-oss"][0]]).channels is None
     assert choose("none", None, [TEMPLATES["glm"][0]]).tools is None
 
@@ -170,8 +174,8 @@ def test_another_distribution_adds_a_row(install: Install) -> None:
     assert ARGUMENTS["tool_call_parser"].implemented_choices == (*TOOL_NAMES, "acme")
     assert ARGUMENTS["reasoning_parser"].implemented_choices == (*REASONING_NAMES, "acme")
     reply = '<hm>A</hm>B<acme>{"name": "now", "arguments": {}}</acme>'
-    for found in (choose("acme", "acme", []), choose(None, None, ["<acme> and <hm>"])):
-        parser = found.parser(ParserOptions(USE), "")
+    for reply_format in (choose("acme", "acme", []), choose(None, None, ["<acme> and <hm>"])):
+        parser = reply_format.parser(ParserOptions(USE), "")
         assert parser is not None
         assert [event[-1] for event in merged(events_of(parser, reply))] == ["A", "B", "now", "{}", 0]
 
@@ -190,12 +194,12 @@ def test_the_example_package_adds_rows(tmp_path: Path, monkeypatch: pytest.Monke
     (installed / "entry_points.txt").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(EXAMPLE))
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = choose(None, None, ["@call @end <hm>"])
-    assert [why.partition(":")[0] for why in found.reasons] == [
+    reply_format = choose(None, None, ["@call @end <hm>"])
+    assert [why.partition(":")[0] for why in reply_format.reasons] == [
         "tool format example_calls",
         "reasoning format example_thoughts",
     ]
-    parser = found.parser(ParserOptions(USE), "")
+    parser = reply_format.parser(ParserOptions(USE), "")
     assert parser is not None
     said = merged(events_of(parser, ['<hm>A</hm>B @call now: {"a": 1}@end']))
     assert said == [
@@ -259,15 +263,15 @@ def test_each_wrong_member_is_found() -> None:
         ("frame", ("a", None)),
         ("frame", None),
     ):
-        found = fault_of(fine._replace(**{member: value}))
-        assert found is not None, member
-        assert found[0].startswith(member)
+        fault = fault_of(fine._replace(**{member: value}))
+        assert fault is not None, member
+        assert fault[0].startswith(member)
     thought = ReasoningFormat("f")
     assert fault_of(thought) is None
     for member, value in (("marks", Marks(("<f>",))), ("ends_before", "<f>"), ("around", "<f>")):
-        found = fault_of(thought._replace(**{member: value}))
-        assert found is not None
-        assert found[0] == member
+        fault = fault_of(thought._replace(**{member: value}))
+        assert fault is not None
+        assert fault[0] == member
 
 
 def test_rows_share_no_name() -> None:

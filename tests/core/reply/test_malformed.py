@@ -61,15 +61,15 @@ FORMATS = {name: choose(name, "none", []) for name in TOOL_NAMES}
 
 
 def _markers(name: str) -> list[str]:
-    found = FORMATS[name]
-    if found.channels is not None:
-        return list(found.channels.markers)
-    assert found.tools is not None
-    tags = [body for body in found.tools.bodies if isinstance(body, TaggedBody)]
+    row = FORMATS[name]
+    if row.channels is not None:
+        return list(row.channels.markers)
+    assert row.tools is not None
+    tags = [body for body in row.tools.bodies if isinstance(body, TaggedBody)]
     inner = [f"{body.name[0]}weather{body.name[1][0]}" for body in tags]
     return [
-        *(mark for marks in (found.tools.section, found.tools.call) if marks for group in marks for mark in group),
-        *found.tools.markers,
+        *(mark for marks in (row.tools.section, row.tools.call) if marks for group in marks for mark in group),
+        *row.tools.markers,
         *inner,
         *(f"{body.key[0]}city{body.key[1]}{body.value}" for body in tags),
     ]
@@ -102,9 +102,9 @@ def said(events: Iterable[ReplyEvent]) -> str:
 def test_no_word_is_lost(transcript: Transcript, cut: bool) -> None:
     events = events_of(parser_of(transcript), [transcript.reply], cut)
     msgspec.json.encode(events)  # every event can be sent
-    found = said(events)
+    text = said(events)
     for word in re.findall("w[0-9]+w", transcript.reply):
-        assert word in found, events
+        assert word in text, events
     opened: list[int] = []
     for event in events:
         match event:

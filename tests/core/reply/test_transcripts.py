@@ -70,8 +70,8 @@ def test_a_reply_that_is_cut_anywhere_says_nothing_else(transcript: Transcript) 
     for at in range(len(transcript.reply)):
         parser = parser_of(transcript)
         said = merged(parser.feed(transcript.reply[:at]))
-        for own, all_of in zip(said[:-1], whole, strict=False):
-            assert own == all_of
+        for part, all_of in zip(said[:-1], whole, strict=False):
+            assert part == all_of
         assert len(said) <= len(whole)
         if said:
             assert str(whole[len(said) - 1][-1]).startswith(str(said[-1][-1]))
@@ -80,9 +80,9 @@ def test_a_reply_that_is_cut_anywhere_says_nothing_else(transcript: Transcript) 
 
 
 def test_each_format_has_a_transcript() -> None:
-    tools = {choose(each.tools, "none", []).tools for each in TRANSCRIPTS}
-    channels = {choose(each.tools, "none", []).channels for each in TRANSCRIPTS}
-    reasoning = {choose("none", each.thinks, []).reasoning for each in TRANSCRIPTS}
+    tools = {choose(transcript.tools, "none", []).tools for transcript in TRANSCRIPTS}
+    channels = {choose(transcript.tools, "none", []).channels for transcript in TRANSCRIPTS}
+    reasoning = {choose("none", transcript.thinks, []).reasoning for transcript in TRANSCRIPTS}
     assert tools >= set(TOOL_ROWS)
     assert channels >= set(CHANNEL_ROWS)
     assert reasoning >= set(REASONING_ROWS)
@@ -180,6 +180,6 @@ def test_where_reasoning_was_is_known() -> None:
 
 @pytest.mark.parametrize("name", ["none", "qwen"])
 def test_a_format_without_anything_to_find_needs_no_parser(name: str) -> None:
-    found = choose(name, "none", [])
-    assert found.parser(ParserOptions(), "") is None
-    assert found.markers(ParserOptions()) == ()
+    reply_format = choose(name, "none", [])
+    assert reply_format.parser(ParserOptions(), "") is None
+    assert reply_format.markers(ParserOptions()) == ()

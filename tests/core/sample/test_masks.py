@@ -55,9 +55,11 @@ def process(target: SamplerState, slots: Sequence[int]) -> list[set[int]]:
 
 def process_drafts(target: SamplerState, slots: Sequence[int], fed: Sequence[Sequence[int]]) -> list[set[int]]:
     """`fed[i]`: the last known token of slots[i], then its drafts."""
-    shape = DraftShape([len(each) for each in fed], HOST_TRANSFERS)
-    drafts = DraftRows(shape, torch.tensor([token for each in fed for token in each]), torch.tensor([5] * len(slots)))
-    rows = [SampleRow(slot, 5 + at, at) for slot, each in zip(slots, fed, strict=True) for at in range(len(each))]
+    shape = DraftShape([len(tokens) for tokens in fed], HOST_TRANSFERS)
+    drafts = DraftRows(
+        shape, torch.tensor([token for tokens in fed for token in tokens]), torch.tensor([5] * len(slots))
+    )
+    rows = [SampleRow(slot, 5 + at, at) for slot, tokens in zip(slots, fed, strict=True) for at in range(len(tokens))]
     logits = torch.zeros(len(rows), VOCAB)
     for processor in target.processors:
         if (prepared := processor.prepare(rows)) is not None:
@@ -121,17 +123,17 @@ def test_drafts_count_as_output_and_only_accepted_ones_stay() -> None:
     for _ in range(30):
         fed = [[output[-1], *(draw.choice([1, 1, 0]) for _ in range(draw.randrange(4)))] for output in outputs.values()]
         expected = [
-            masked_tokens([*outputs[slot], *each[1 : at + 1]], banned) if slot < 2 else set()
-            for slot, each in enumerate(fed)
-            for at in range(len(each))
+            masked_tokens([*outputs[slot], *tokens_fed[1 : at + 1]], banned) if slot < 2 else set()
+            for slot, tokens_fed in enumerate(fed)
+            for at in range(len(tokens_fed))
         ]
         assert process_drafts(target, [0, 1, 2], fed) == expected
         slots, tokens, kept = [], [], []
-        for slot, each in enumerate(fed):
-            accepted = draw.randint(1, len(each))
-            sampled = [*each[1:accepted], draw.choice([0, 1]), *[7] * (len(each) - accepted)]
-            slots += [slot] * len(each)
+        for slot, tokens_fed in enumerate(fed):
+            accepted = draw.randint(1, len(tokens_fed))
+            sampled = [*tokens_fed[1:accepted], draw.choice([0, 1]), *[7] * (len(tokens_fed) - accepted)]
+            slots += [slot] * len(tokens_fed)
             tokens += sampled
-            kept += [at < accepted for at in range(len(each))]
+            kept += [at < accepted for at in range(len(tokens_fed))]
             outputs[slot] += sampled[:accepted]
         target.observe_kept(slots, torch.tensor(tokens), torch.tensor(kept))

@@ -18,8 +18,8 @@ HIDDEN = torch.randn(12, 6, generator=torch.Generator().manual_seed(1)).bfloat16
 
 
 def started(pooler: Pooler, slot: int, tokens: int, **params: Any) -> None:
-    given = PoolingParams(normalize=False, **params) if params else SamplingParams(max_tokens=3, hidden_states=True)
-    pooler.start(Start(slot, RequestSpec(id=str(slot), tokens=tuple(range(tokens)), params=given)))
+    sampling = PoolingParams(normalize=False, **params) if params else SamplingParams(max_tokens=3, hidden_states=True)
+    pooler.start(Start(slot, RequestSpec(id=str(slot), tokens=tuple(range(tokens)), params=sampling)))
 
 
 def values(data: bytes | None) -> torch.Tensor:
@@ -51,11 +51,11 @@ def test_rows_of_one_step_are_pooled_by_their_own_parameters() -> None:
 
 def test_prompts_that_end_in_one_step_are_finished_together() -> None:
     """The output matrix is read once per step, not once per prompt."""
-    given: list[torch.Tensor] = []
+    batches: list[torch.Tensor] = []
 
     def labels(pooled: torch.Tensor, params: Sequence[PoolingParams]) -> Sequence[torch.Tensor]:
-        given.append(pooled)
-        return [row[: each.types_from] for row, each in zip(pooled, params, strict=True)]
+        batches.append(pooled)
+        return [row[: param.types_from] for row, param in zip(pooled, params, strict=True)]
 
     pooler = Pooler(HOST_TRANSFERS, {PooledOutput.LABELS: labels})
     started(pooler, 0, 4, pooling=Pooling.MEAN, output=PooledOutput.LABELS, types_from=1)
@@ -66,7 +66,7 @@ def test_prompts_that_end_in_one_step_are_finished_together() -> None:
     mean, incomplete, first, last = pooler.pool(HIDDEN, rows).to_host()
     assert incomplete is None
     assert torch.equal(values(first), HIDDEN[6].float())
-    (together,) = given
+    (together,) = batches
     torch.testing.assert_close(together, torch.stack([HIDDEN[:4].float().mean(0), HIDDEN[11].float()]))
     assert torch.equal(values(mean), together[0, :1])
     assert torch.equal(values(last), together[1, :3])

@@ -227,23 +227,23 @@ class TestScore:
     def test_values_ranks_and_alternatives(self) -> None:
         logits, targets = random_logits(5), torch.tensor([0, 7, 39, 7, 2])
         want = logits.double().log_softmax(-1)
-        for row, found in enumerate(score(logits, targets, HOST_TRANSFERS, 4).to_host()):
-            assert found.token == targets[row]
-            assert found.logprob == pytest.approx(want[row, found.token].item(), abs=1e-5)
-            assert found.rank == 1 + (want[row] > want[row, found.token]).sum()
-            assert [token for token, _ in found.top] == want[row].topk(4).indices.tolist()
+        for row, scored in enumerate(score(logits, targets, HOST_TRANSFERS, 4).to_host()):
+            assert scored.token == targets[row]
+            assert scored.logprob == pytest.approx(want[row, scored.token].item(), abs=1e-5)
+            assert scored.rank == 1 + (want[row] > want[row, scored.token]).sum()
+            assert [token for token, _ in scored.top] == want[row].topk(4).indices.tolist()
 
     def test_each_token_with_its_own_number_of_alternatives(self) -> None:
-        found = score(random_logits(3), torch.tensor([1, 2, 3]), HOST_TRANSFERS, [0, 2, 100]).to_host()
-        assert [len(one.top) for one in found] == [0, 2, VOCAB]
+        scores = score(random_logits(3), torch.tensor([1, 2, 3]), HOST_TRANSFERS, [0, 2, 100]).to_host()
+        assert [len(one.top) for one in scores] == [0, 2, VOCAB]
 
     def test_each_token_with_its_own_list_of_others(self) -> None:
         logits, lists = random_logits(3), [(7, 0), (), (39, 39, 2)]
         want = logits.double().log_softmax(-1)
         listed = listed_tokens(lists, HOST_TRANSFERS)
-        found = score(logits, torch.tensor([1, 2, 3]), HOST_TRANSFERS, 1, listed).to_host()
+        scores = score(logits, torch.tensor([1, 2, 3]), HOST_TRANSFERS, 1, listed).to_host()
         for row, ids in enumerate(lists):
-            assert found[row].listed == pytest.approx(want[row, list(ids)].tolist(), abs=1e-5)
+            assert scores[row].listed == pytest.approx(want[row, list(ids)].tolist(), abs=1e-5)
         assert listed_tokens([(), ()], HOST_TRANSFERS) is None
 
     def test_chunks_join_seamlessly(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,14 +255,14 @@ class TestScore:
 
     def test_among_equals_the_scored_token_is_listed(self) -> None:
         logits = torch.zeros(VOCAB, VOCAB)
-        for found in score(logits, torch.arange(VOCAB), HOST_TRANSFERS, 2).to_host():
-            assert found.rank == 1
-            assert found.token in [token for token, _ in found.top]
-            assert [token for token, _ in found.top] == sorted(token for token, _ in found.top)
+        for scored in score(logits, torch.arange(VOCAB), HOST_TRANSFERS, 2).to_host():
+            assert scored.rank == 1
+            assert scored.token in [token for token, _ in scored.top]
+            assert [token for token, _ in scored.top] == sorted(token for token, _ in scored.top)
 
     def test_masked_logits_and_no_rows(self) -> None:
         logits = random_logits(1)
         logits[0, 20:] = -torch.inf
-        (found,) = score(logits, torch.tensor([30]), HOST_TRANSFERS).to_host()
-        assert found.logprob == -math.inf
+        (scored,) = score(logits, torch.tensor([30]), HOST_TRANSFERS).to_host()
+        assert scored.logprob == -math.inf
         assert score(logits[:0], torch.zeros(0, dtype=torch.int64), HOST_TRANSFERS, 2).to_host() == ()

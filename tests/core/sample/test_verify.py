@@ -47,5 +47,5 @@ def test_noise_on_the_device_is_that_of_seed_and_position() -> None:
     for seed, first in ((5, 0), (5, 60), (6, 60), (6, 250), (5, 1000)):
         noise.ensure([2], [seed], [first], [first + 9])
         positions = np.arange(first, first + 10)
-        found = noise.draw(torch.full((10,), 2), torch.from_numpy(positions))
-        assert found.tolist() == uniform(np.full(10, seed), positions).tolist()
+        drawn = noise.draw(torch.full((10,), 2), torch.from_numpy(positions))
+        assert drawn.tolist() == uniform(np.full(10, seed), positions).tolist()

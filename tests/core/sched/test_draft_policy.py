@@ -14,13 +14,13 @@ STEPS = ((1, 1.0), (4, 1.0), (8, 2.0), (16, 4.0), (64, 16.0))
 
 def counts(history: DraftHistory, share: float, rows: int, accepts: bool, limit: int = 4) -> list[int]:
     """The drafts of so many rows of at most `limit` drafts, of which all are accepted, or none."""
-    found = []
+    drafts_of_rows = []
     for _ in range(rows):
         drafts = 0 if history.pauses(share, trial=True) else history.next_count(share, limit)
-        found.append(drafts)
+        drafts_of_rows.append(drafts)
         if drafts:
             history.record(drafts, drafts if accepts else 0)
-    return found
+    return drafts_of_rows
 
 
 @pytest.mark.parametrize(("rows", "share"), [(1, 0.0), (2, 1 / 3), (4, 1.0), (16, 1.0), (100, 1.0)])
@@ -45,9 +45,9 @@ def test_drafts_that_are_accepted_become_more() -> None:
 
 
 def test_drafts_that_are_rejected_become_fewer_and_are_tried_again_more_and_more_rarely() -> None:
-    found = counts(DraftHistory(), 0.2, 300, accepts=False)
-    assert found[:3] == [2, 1, 1]
-    tried = [row for row, drafts in enumerate(found) if drafts]
+    drafted = counts(DraftHistory(), 0.2, 300, accepts=False)
+    assert drafted[:3] == [2, 1, 1]
+    tried = [row for row, drafts in enumerate(drafted) if drafts]
     gaps = [after - before for before, after in pairwise(tried)]
     assert gaps[2:] == sorted(gaps[2:])
     assert gaps[-1] > 60

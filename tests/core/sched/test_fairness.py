@@ -129,7 +129,7 @@ def test_a_large_request_is_not_starved_by_short_ones() -> None:
         for place in range(4):
             driver.add(message(f"short {number} {place}", prompt_of(3, number), max_tokens=4))
         advance(driver, 1)
-        if any(driver.outputs[f"large.{each}"][-1].finish for each in range(4) if f"large.{each}" in driver.outputs):
+        if any(driver.outputs[f"large.{index}"][-1].finish for index in range(4) if f"large.{index}" in driver.outputs):
             break
     assert driver.tokens("large.0") == expected_tokens(prompt_of(10), LARGE_OUTPUT), "it keeps a slot throughout"
 
@@ -192,8 +192,8 @@ def test_owners_share_the_slots_by_max_min_fairness_over_hundreds_of_steps() -> 
     begin, sent, held = len(driver.plans), {"two": 0, "one": 0}, {"large": 0, "two": 0, "one": 0}
     for _ in range(200):
         for owner, wanted in (("two", 2), ("one", 1)):
-            own = [name for name in driver.outputs if name.startswith(owner)]
-            ended = sum(bool(driver.outputs[name][-1].finish) for name in own)
+            names = [name for name in driver.outputs if name.startswith(owner)]
+            ended = sum(bool(driver.outputs[name][-1].finish) for name in names)
             while sent[owner] - ended < wanted:
                 driver.add(part(f"{owner} {sent[owner]}", 0, prompt_of(5, sent[owner]), 20, owner))
                 sent[owner] += 1

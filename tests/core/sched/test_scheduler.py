@@ -100,7 +100,7 @@ def test_requests_without_chunking_are_forgotten_when_they_end() -> None:
     driver.add(message("last", prompt_of(4, 99), max_tokens=1))
     driver.run()
     assert [len(plan.rows) for plan in driver.plans] == [1] * 11, "two parts of each prompt, but of the last"
-    live = [each.id for each in gc.get_objects() if isinstance(each, Request)]
+    live = [get_object.id for get_object in gc.get_objects() if isinstance(get_object, Request)]
     assert [name for name in live if name.startswith("unchunked")] == []
 
 
@@ -171,11 +171,11 @@ def test_kv_of_rejected_drafts_is_not_shared(steps: int) -> None:
         driver.submit()
         driver.apply()
     driver.abort(["a"])
-    known = prompt_of(6) + driver.tokens("a")
-    driver.add(message("b", [*known, 7], max_tokens=3))
+    shared = prompt_of(6) + driver.tokens("a")
+    driver.add(message("b", [*shared, 7], max_tokens=3))
     driver.run()
-    assert driver.last("b").cached_tokens == len(known) - 1
-    assert driver.tokens("b") == expected_tokens([*known, 7], 3)
+    assert driver.last("b").cached_tokens == len(shared) - 1
+    assert driver.tokens("b") == expected_tokens([*shared, 7], 3)
 
 
 def test_without_device_lengths_a_request_with_drafts_in_flight_waits() -> None:
@@ -586,8 +586,8 @@ def test_pages_behind_a_window_are_freed_once_no_step_in_flight_reads_them(depth
 
 def tight(**changes: object) -> Driver:
     """A pool for about two requests, of which three are admitted, because little output is expected."""
-    given = limits(conservativeness=0.01, **{"chunked_prefill_size": 16, **changes})
-    driver = Driver(given, [45], page_size=1)
+    settings = limits(conservativeness=0.01, **{"chunked_prefill_size": 16, **changes})
+    driver = Driver(settings, [45], page_size=1)
     for number in range(3):
         driver.add(message(str(number), prompt_of(8, number), max_tokens=30))
     return driver

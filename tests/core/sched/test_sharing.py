@@ -28,8 +28,8 @@ def driver_of(
 @every("page_size", [1, 16])
 def test_eight_equal_prompts_are_computed_once(depth: int, policy: str, chunk: int, page_size: int) -> None:
     prompt = [(place * 7) % 48 for place in range(500)]
-    given = limits(depth=depth, policy=policy, chunked_prefill_size=chunk)
-    driver = Driver(given, [4000 // page_size], page_size=page_size)
+    settings = limits(depth=depth, policy=policy, chunked_prefill_size=chunk)
+    driver = Driver(settings, [4000 // page_size], page_size=page_size)
     for number in range(8):
         driver.add(message(str(number), prompt, max_tokens=1))
     driver.run()

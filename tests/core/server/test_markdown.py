@@ -32,9 +32,9 @@ SOURCE = (Path(srv.__file__).parent / "server" / "web" / "markdown.js").read_tex
 
 def rendered(*texts: str) -> list[Any]:
     command = [str(NODE), "-e", SCRIPT, SOURCE]
-    done = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=True, timeout=120)
-    found: list[Any] = json.loads(done.stdout)
-    return found
+    process = subprocess.run(command, input=json.dumps(texts), capture_output=True, text=True, check=True, timeout=120)
+    outputs: list[Any] = json.loads(process.stdout)
+    return outputs
 
 
 @every(

@@ -113,11 +113,11 @@ def test_output_is_that_without_drafts_and_drafts_are_accepted(install: Install,
 
 def test_the_description_decides_defaults_memory_and_what_is_read(install: Install) -> None:
     install()
-    found = resolved(user(speculative_algorithm=NAME), manifest(), model=model())
-    config = found.config.speculative
+    result = resolved(user(speculative_algorithm=NAME), manifest(), model=model())
+    config = result.config.speculative
     assert (config.speculative_num_draft_tokens, config.speculative_ngram_branch_length) == (6, 3)
-    assert draft_count(found.config) == 3
-    assert found.provenance[COPIED].reason == "it suits the drafter"
+    assert draft_count(result.config) == 3
+    assert result.provenance[COPIED].reason == "it suits the drafter"
     assert draft_count(resolved(user(speculative_algorithm=NAME, **{COPIED: 9}), model=model()).config) == 5
 
     def reserved(algorithm: str) -> float:
@@ -129,7 +129,7 @@ def test_the_description_decides_defaults_memory_and_what_is_read(install: Insta
     unread = {"speculative_ngram_min_match_window_size": 2}
     with pytest.raises(Refusal, match="the drafter SUCCESSOR does not read it") as caught:
         resolved(user(speculative_algorithm=NAME, **unread), model=model())
-    assert [each.code for each in caught.value.rejections] == ["other_algorithm"]
+    assert [rejection.code for rejection in caught.value.rejections] == ["other_algorithm"]
     resolved(user(speculative_algorithm="NGRAM", **unread), model=model())
 
 
@@ -149,21 +149,23 @@ def test_help_and_refusals_list_it(install: Install, capsys: pytest.CaptureFixtu
 
 
 def test_arguments_that_a_drafter_may_read_are_all_that_are_implemented() -> None:
-    group = [each for each in ARGUMENTS.values() if each.group == "speculative" and not each.arg.planned]
-    assert {each.name for each in group} == {"speculative_algorithm", VERIFIED_TOKENS, *READABLE}
-    assert {each.kind.base for each in group} - {str} == {int}
+    group = [
+        argument for argument in ARGUMENTS.values() if argument.group == "speculative" and not argument.arg.planned
+    ]
+    assert {argument.name for argument in group} == {"speculative_algorithm", VERIFIED_TOKENS, *READABLE}
+    assert {argument.kind.base for argument in group} - {str} == {int}
 
 
 def _modules_after(code: str, path: list[str]) -> list[str]:
-    found = "print(*sorted({'torch', 'transformers', 'stevedore'} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}; {found}"],
+    print_modules = "print(*sorted({'torch', 'transformers', 'stevedore'} & set(sys.modules)))"
+    process = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {path!r}; {code}; {print_modules}"],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    return done.stdout.split()
+    return process.stdout.split()
 
 
 def test_it_is_found_without_torch_and_stevedore_is_imported_for_it_only(install: Install) -> None:

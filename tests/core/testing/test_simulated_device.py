@@ -27,8 +27,8 @@ def test_the_simulated_device_passes_its_tests() -> None:
 def python(code: str) -> str:
     """The output of the code; the last line is the text of its exception, if any."""
     command = [sys.executable, "-c", MAKE + code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return (done.stdout + done.stderr).strip()
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return (process.stdout + process.stderr).strip()
 
 
 def test_a_process_has_one_device_under_one_name() -> None:

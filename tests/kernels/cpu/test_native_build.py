@@ -42,7 +42,7 @@ def test_a_compiler_that_cannot_be_run_is_refused(monkeypatch: pytest.MonkeyPatc
 
 @every("machine", MACHINES)
 def test_an_instruction_set_has_all_flags_of_those_before_it(machine: str) -> None:
-    flags = [set(each) for each in build.isas(machine).values()]
+    flags = [set(isa) for isa in build.isas(machine).values()]
     assert flags[0] == set()
     assert all(before < after for before, after in itertools.pairwise(flags))
 
@@ -123,5 +123,7 @@ def test_intel_processors_use_the_kernels_that_widen_bfloat16() -> None:
     show = "from srv_kernels.cpu.library import load; print(load().isa)"
     for selected, used in (("", "avx512_vnni"), ("avx512_bf16", "avx512_bf16")):
         environment = {**os.environ, "SRV_CPU_ISA": selected}
-        done = subprocess.run([sys.executable, "-c", show], env=environment, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == used
+        process = subprocess.run(
+            [sys.executable, "-c", show], env=environment, capture_output=True, text=True, check=True
+        )
+        assert process.stdout.strip() == used

@@ -67,18 +67,22 @@ def run(driver: Path, processor: str, *arguments: str) -> subprocess.CompletedPr
 def test_errors_of_aarch64_kernels_are_within_their_bounds(
     driver: Path, processor: str, arguments: list[str], isa: str
 ) -> None:
-    done = run(driver, processor, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
+    process = run(driver, processor, *arguments)
+    assert process.returncode == 0, process.stdout + process.stderr
+    lines = process.stdout.splitlines()
     assert lines[0] == f"isa {isa}"
-    found = [re.fullmatch(r"(.*?) +(float32|bfloat16) +[0-9.]+", line) for line in lines[1:]]
-    checked = Counter(each[1] for each in found if each)
-    names = (*KERNELS, *(f"attention {pool}" for pool in POOLS), *(f"blocks of type {each}" for each in ggml_types()))
+    matches = [re.fullmatch(r"(.*?) +(float32|bfloat16) +[0-9.]+", line) for line in lines[1:]]
+    checked = Counter(match[1] for match in matches if match)
+    names = (
+        *KERNELS,
+        *(f"attention {pool}" for pool in POOLS),
+        *(f"blocks of type {ggml_type}" for ggml_type in ggml_types()),
+    )
     assert checked == dict.fromkeys(names, 2)  # in two dtypes each
 
 
 @pytest.mark.timeout(COMPILING_S)
 def test_an_instruction_set_that_the_processor_lacks_is_refused(driver: Path) -> None:
-    done = run(driver, "cortex-a72", "neon_bf16")
-    assert done.returncode == 1
-    assert done.stdout == "neon_bf16 is not available\n"
+    process = run(driver, "cortex-a72", "neon_bf16")
+    assert process.returncode == 1
+    assert process.stdout == "neon_bf16 is not available\n"

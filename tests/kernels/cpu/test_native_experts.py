@@ -99,7 +99,8 @@ def test_a_call_of_more_rows_than_one_pass_computes(isa: str) -> None:
     x, ids, weights = _step(4, 1500, torch.float32, 4)
     together = layer(x, ids, weights)
     assert torch.equal(
-        torch.cat([layer(*(each[at : at + 100] for each in (x, ids, weights))) for at in range(0, 1500, 100)]), together
+        torch.cat([layer(*(operand[at : at + 100] for operand in (x, ids, weights))) for at in range(0, 1500, 100)]),
+        together,
     )
 
 
@@ -169,7 +170,7 @@ def test_sums_of_integers_are_exact(
     parts = (torch.einsum("th,tkih->tki", x.double(), up[ids].double()) + 1) * float(factor)
     want = torch.einsum("tki,tkhi->tkh", parts, down[ids].double()) + last[ids].double()
     magnitude = torch.einsum("tki,tkhi->tkh", parts.abs(), down[ids].double().abs()) + last[ids].double().abs()
-    want, magnitude = ((each * weights.double()[..., None]).sum(1) for each in (want, magnitude))
+    want, magnitude = ((sums * weights.double()[..., None]).sum(1) for sums in (want, magnitude))
     got = native_experts.experts(
         x.to(dtype),
         ids,

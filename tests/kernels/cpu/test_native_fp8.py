@@ -48,8 +48,8 @@ def test_every_finite_value_is_read_exactly(isa: str, dtype: torch.dtype) -> Non
     weight = codes.view(torch.float8_e4m3fn).unsqueeze(1).expand(-1, 6).contiguous()
     packed = Fp8Weight(weight, torch.ones(1, 1), len(codes), 6)
     for times in (1, 10):
-        found = packed.linear(torch.eye(6, dtype=dtype).repeat(times, 1))
-        assert torch.equal(found, weight.t().to(dtype).repeat(times, 1))
+        product = packed.linear(torch.eye(6, dtype=dtype).repeat(times, 1))
+        assert torch.equal(product, weight.t().to(dtype).repeat(times, 1))
 
 
 @every("dtype", DTYPES)

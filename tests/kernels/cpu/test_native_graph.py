@@ -233,5 +233,5 @@ def test_capture_does_not_import_torchs_compiler() -> None:
         "    torch.empty(2).zero_()\n"
         "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert process.stdout.strip() == "[]"

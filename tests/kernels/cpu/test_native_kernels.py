@@ -206,15 +206,19 @@ def test_gguf_linear_equals_a_product_with_dequantized_weights(
 
     On the int16 path the largest must divide 32,767, as 217 does. For many rows, blocks of 4-bit weights are unpacked.
     """
-    (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
+    (case,) = [
+        candidate
+        for candidate in CONTRACTS["linear_gguf"].cases(dtype, 3)
+        if candidate.label == f"{stored}, 5x512 to 70"
+    ]
     weight = native_linear.GGUFWeight(case.args[1], stored, 512)
     largest = 217 if uses_int16_path(isa, stored) else 127
     x = torch.randint(1 - largest, largest, (rows, 512), generator=torch.Generator().manual_seed(1)).to(dtype)
     x[:, ::16] = largest
     bias = _matrix(2, 1, 70, dtype)[0]
     dequantized = weight.rows(torch.arange(70), torch.float32).double()
-    stated = oracles.dequantize_rows(case.args[1], stored)
-    assert bool(((dequantized - stated).abs() <= 2.0**-11 * stated.abs().amax()).all())
+    exact = oracles.dequantize_rows(case.args[1], stored)
+    assert bool(((dequantized - exact).abs() <= 2.0**-11 * exact.abs().amax()).all())
     assert_linear(native_linear.FusedPackedLinear([weight], bias)(x), x, dequantized, bias)
     assert torch.equal(weight.linear(x[7:8])[0], weight.linear(x)[7])
     assert torch.equal(weight.linear(x[:12]), weight.linear(x)[:12])
@@ -229,7 +233,7 @@ def test_gguf_linear_takes_columns_in_the_order_of_the_weight(
     generator = torch.Generator().manual_seed(1)
     order = torch.randperm(512, generator=generator)
     plain, ordered = (
-        native_linear.GGUFWeight(_contract_rows()[stored], stored, 512, columns=each) for each in (None, order)
+        native_linear.GGUFWeight(_contract_rows()[stored], stored, 512, columns=columns) for columns in (None, order)
     )
     x = torch.randn(rows, 512, generator=generator).to(dtype)
     assert torch.equal(ordered.linear(x), plain.linear(x[:, order]))
@@ -238,7 +242,7 @@ def test_gguf_linear_takes_columns_in_the_order_of_the_weight(
 @functools.cache
 def _contract_rows() -> dict[str, torch.Tensor]:
     """For each type, 70 rows of 512 random weights with finite scales, as in a file."""
-    cases = {each.label: each.args[1] for each in CONTRACTS["linear_gguf"].cases(torch.float32, 3)}
+    cases = {case.label: case.args[1] for case in CONTRACTS["linear_gguf"].cases(torch.float32, 3)}
     return {stored: cases[f"{stored}, 5x512 to 70"] for stored in native_linear.GGML_TYPES}
 
 
@@ -268,8 +272,8 @@ def _scales_at(stored: str) -> list[slice]:
         return [slice(first, first + len(OTHER_SCALES[stored]))]
     offsets = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
     offsets |= {"TQ1_0": (52,), "TQ2_0": (64,)}
-    found = offsets.get(stored, (0, 2) if stored in ("Q4_1", "Q5_1") else (0,))
-    return [slice(offset, offset + 2) for offset in found]
+    starts = offsets.get(stored, (0, 2) if stored in ("Q4_1", "Q5_1") else (0,))
+    return [slice(offset, offset + 2) for offset in starts]
 
 
 @every("stored", CODEBOOK_TYPES)
@@ -660,9 +664,9 @@ class TestDraw:
 
 class TestLibrary:
     def test_a_missing_library(self, tmp_path: Path) -> None:
-        found = library.open_library(tmp_path / "none.so")
-        assert found.library is None
-        assert "python -m srv_kernels.cpu.build" in found.reason
+        result = library.open_library(tmp_path / "none.so")
+        assert result.library is None
+        assert "python -m srv_kernels.cpu.build" in result.reason
 
     def test_a_file_that_is_not_a_library(self, tmp_path: Path) -> None:
         (tmp_path / "text.so").write_text("no library")
@@ -688,8 +692,10 @@ class TestLibrary:
     def test_the_library_can_be_disabled(self) -> None:
         code = "from srv_kernels.cpu import library; print(library.load().reason)"
         environment = {**os.environ, "SRV_CPU_NATIVE": "0"}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-        assert "SRV_CPU_NATIVE=0" in done.stdout
+        process = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        )
+        assert "SRV_CPU_NATIVE=0" in process.stdout
 
     def test_a_machine_without_a_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CXX", raising=False)

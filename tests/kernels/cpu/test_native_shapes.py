@@ -159,9 +159,13 @@ def test_gguf_linear(
     """Integers are quantized exactly if the largest of every 16 is 127, or 217 on the int16 path of gguf_linear.cpp."""
     native_library.set_threads(threads)
     inputs = blocks * BLOCK_WEIGHTS[stored]
-    (case,) = [each for each in CONTRACTS["linear_gguf"].cases(dtype, 3) if each.label == f"{stored}, 5x512 to 70"]
-    known = case.args[1].reshape(-1, case.args[1].shape[1] * inputs // 512 // blocks)
-    stored_rows = known[_integers(seed, 0, len(known) - 1, outputs, blocks)].reshape(outputs, -1)
+    (case,) = [
+        candidate
+        for candidate in CONTRACTS["linear_gguf"].cases(dtype, 3)
+        if candidate.label == f"{stored}, 5x512 to 70"
+    ]
+    blocks_of_case = case.args[1].reshape(-1, case.args[1].shape[1] * inputs // 512 // blocks)
+    stored_rows = blocks_of_case[_integers(seed, 0, len(blocks_of_case) - 1, outputs, blocks)].reshape(outputs, -1)
     weight = native_linear.GGUFWeight(stored_rows, stored, inputs)
     dequantized = weight.rows(torch.arange(outputs), torch.float32).double()
     largest = 217 if uses_int16_path(isa, stored) else 127

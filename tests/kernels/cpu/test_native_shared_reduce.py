@@ -41,10 +41,10 @@ def test_sums_and_gathers_of_any_size(type_id: int, dtype: torch.dtype) -> None:
 
         def both(member: int, parts: Tensor = parts, sums: Tensor = sums, gathered: Tensor = gathered) -> int:
             assert LIBRARY is not None
-            own = (address, MEMBERS, member, TIMEOUT_NS)
-            outcome = LIBRARY.srv_shared_all_reduce(type_id, *own, sums[member].data_ptr(), sums[member].numel())
+            group = (address, MEMBERS, member, TIMEOUT_NS)
+            outcome = LIBRARY.srv_shared_all_reduce(type_id, *group, sums[member].data_ptr(), sums[member].numel())
             return outcome or LIBRARY.srv_shared_all_gather(
-                *own, parts[member].data_ptr(), parts[member].nbytes, gathered[member].data_ptr()
+                *group, parts[member].data_ptr(), parts[member].nbytes, gathered[member].data_ptr()
             )
 
         assert on_members(both) == [0] * MEMBERS

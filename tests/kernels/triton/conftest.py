@@ -13,9 +13,9 @@ from kernel_device import kernel_device
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """Where the kernels run."""
-    found = kernel_device()
-    assert found is not None, "no GPU here: set TRITON_INTERPRET=1"
-    return found
+    target = kernel_device()
+    assert target is not None, "no GPU here: set TRITON_INTERPRET=1"
+    return target
 
 
 @pytest.fixture

@@ -46,9 +46,9 @@ def quantized(plain: Tensor, kind: str) -> tuple[Tensor, Tensor | None, Tensor]:
         pool = plain.to(getattr(torch, name))
         return pool, None, pool.double()
     scale = plain.abs().amax(-1) / 300 if per_token else torch.tensor([0.25])
-    each = scale[..., None] if per_token else scale
-    pool = (plain / each).to(torch.float8_e4m3fn if name == "codes" else getattr(torch, name))
-    return pool.view(torch.uint8) if name == "codes" else pool, scale, pool.double() * each.double()
+    factors = scale[..., None] if per_token else scale
+    pool = (plain / factors).to(torch.float8_e4m3fn if name == "codes" else getattr(torch, name))
+    return pool.view(torch.uint8) if name == "codes" else pool, scale, pool.double() * factors.double()
 
 
 class World:
@@ -117,11 +117,11 @@ class World:
         (keys, key_scale, _), (values, value_scale, _) = (quantized(tensor, self.kind) for tensor in self.plain)
         last = rows.stop and rows.stop + 1
         tensors = (self.q, keys, values, self.table[rows], self.starts[slice(rows.start, last)])
-        found = [*tensors, (self.lengths if lengths is None else lengths)[rows]]
+        operands = [*tensors, (self.lengths if lengths is None else lengths)[rows]]
         sinks = None if self.sinks is None else torch.tensor(self.sinks)
         others = [None if other is None else other.to(DEVICE) for other in (sinks, key_scale, value_scale)]
         scores = [self.scale, self.window, self.chunk, self.soft_cap]
-        return [*(each.to(DEVICE) for each in found), out, *scores, *others]
+        return [*(tensor.to(DEVICE) for tensor in operands), out, *scores, *others]
 
     def out(self) -> Tensor:
         return torch.full((*self.q.shape[:2], self.heads.value_dim), torch.nan, dtype=self.q.dtype, device=DEVICE)
@@ -143,7 +143,7 @@ class World:
         least_blocks: int = 1,
     ) -> Tensor:
         out = self.out() if out is None else out
-        most = max((each for each, _ in self.rows), default=1) if queries is None else queries
+        most = max((queries_of_row for queries_of_row, _ in self.rows), default=1) if queries is None else queries
         plan = DecodePlan(most, splits, least_blocks, BLOCKS)
         partial = torch.full(plan.partial_shape(len(self.rows), self.heads), torch.nan, device=DEVICE)
         sizes = (plan.queries, plan.splits, plan.least_blocks)

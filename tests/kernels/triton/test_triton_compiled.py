@@ -109,6 +109,6 @@ def test_a_sample_compiles_as_the_table_says() -> None:
     """Another one for each commit."""
     environment = {**os.environ, "TRITON_INTERPRET": "1"}  # which must not reach the compiler
     command = [sys.executable, "-m", "srv_kernels.triton.compile", "--check", "--sample", "60", "--seed", head(ROOT)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "60 sampled" in done.stdout
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "60 sampled" in process.stdout

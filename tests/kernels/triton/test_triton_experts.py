@@ -34,7 +34,7 @@ def _broken(op: str, dtype: torch.dtype, labels: tuple[str, ...] = ()) -> list[s
     """The violations of a contract by the operator, on the cases whose labels begin so; on all without labels."""
 
     def cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
-        chosen = [each for each in CONTRACTS[op].cases(dtype, seed) if each.label.startswith(labels or "")]
+        chosen = [case for case in CONTRACTS[op].cases(dtype, seed) if case.label.startswith(labels or "")]
         assert chosen
         yield from chosen
 
@@ -97,19 +97,19 @@ def test_alignment_has_each_pair_once_in_a_block_of_its_expert(
 ) -> None:
     ids = _ids(1, tokens, top_k, experts)
     ids[-1, 0], ids[0, -1] = experts, -1  # experts of nobody
-    found = align(ids, experts, rows)
-    flat, blocks = ids.flatten().cpu(), found.sorted.view(-1, rows).cpu()
-    used = (found.block_expert >= 0).sum().item()
+    alignment = align(ids, experts, rows)
+    flat, blocks = ids.flatten().cpu(), alignment.sorted.view(-1, rows).cpu()
+    used = (alignment.block_expert >= 0).sum().item()
     seen = []
-    for expert, block in zip(found.block_expert[:used].tolist(), blocks[:used].tolist(), strict=True):
+    for expert, block in zip(alignment.block_expert[:used].tolist(), blocks[:used].tolist(), strict=True):
         pairs = [pair for pair in block if pair < ids.numel()]
         assert pairs == block[: len(pairs)], "a hole before a pair"
         assert all(flat[pair] == expert for pair in pairs)
         seen += pairs
     assert sorted(seen) == [pair for pair in range(ids.numel()) if 0 <= flat[pair] < experts]
     assert seen == sorted(seen, key=lambda pair: (int(flat[pair]), pair))
-    assert found.block_expert[:used].tolist() == sorted(found.block_expert[:used].tolist())
-    assert (found.block_expert[used:] == -1).all()
+    assert alignment.block_expert[:used].tolist() == sorted(alignment.block_expert[:used].tolist())
+    assert (alignment.block_expert[used:] == -1).all()
 
 
 def test_no_ids_need_more_blocks_than_are_allocated() -> None:
@@ -125,7 +125,7 @@ def test_no_ids_need_more_blocks_than_are_allocated() -> None:
     for pairs in range(1, 9):
         for experts in range(1, 4):
             for rows in (1, 2, 3, 16):
-                needed = max(sum(-(-count // rows) for count in each) for each in counts(pairs, experts))
+                needed = max(sum(-(-count // rows) for count in by_expert) for by_expert in counts(pairs, experts))
                 assert needed == most_blocks(pairs, experts, rows)
 
 
@@ -181,10 +181,10 @@ def test_every_fp8_weight_has_the_value_of_torch(blocks: tuple[int, int]) -> Non
     for dtype in DTYPES:
         x = torch.eye(128, dtype=dtype)[:127]
         x[:, 127] = 1
-        given = (x, ids, weights, up.view(torch.float8_e4m3fn), scales[0], down, scales[1])
-        found = OPS.experts_fp8(*(each.to(DEVICE) for each in given), *blocks, "silu").cpu()
+        operands = (x, ids, weights, up.view(torch.float8_e4m3fn), scales[0], down, scales[1])
+        product = OPS.experts_fp8(*(tensor.to(DEVICE) for tensor in operands), *blocks, "silu").cpu()
         want = torch.nn.functional.silu(codes.view(torch.float8_e4m3fn).float().T).to(dtype)
-        torch.testing.assert_close(found[:, :2], want, rtol=2**-7, atol=1e-4)
+        torch.testing.assert_close(product[:, :2], want, rtol=2**-7, atol=1e-4)
 
 
 def test_experts_that_nobody_chose_are_not_read_nor_their_scales() -> None:
@@ -192,8 +192,8 @@ def test_experts_that_nobody_chose_are_not_read_nor_their_scales() -> None:
     generator = torch.Generator().manual_seed(24)
     gate_up, down = (random_fp8(generator, 3, *shape).to(DEVICE) for shape in ((48, 32), (32, 24)))
     scales = torch.full((3, 48, 1), 0.01, device=DEVICE), torch.full((3, 32, 1), 0.01, device=DEVICE)
-    for each in scales:
-        each[1] = torch.nan
+    for scale in scales:
+        scale[1] = torch.nan
     assert OPS.experts_fp8(x, ids, weights, gate_up, scales[0], down, scales[1], 1, 32, "silu").isfinite().all()
 
 

@@ -58,8 +58,8 @@ def _operands(block: tuple[int, int], outputs: int, inputs: int, dtype: torch.dt
 
 
 def _multiplied(x: Tensor, operands: tuple[Tensor, Tensor, Tensor], block: tuple[int, int]) -> Tensor:
-    found: Tensor = OPS.linear_fp8_quantized(x.to(DEVICE), *(each.to(DEVICE) for each in operands), *block)
-    return found.cpu()
+    product: Tensor = OPS.linear_fp8_quantized(x.to(DEVICE), *(operand.to(DEVICE) for operand in operands), *block)
+    return product.cpu()
 
 
 @every("group", [32, 128, 333])
@@ -72,7 +72,7 @@ def test_inputs_are_rounded_as_by_torch(group: int) -> None:
     x[4, 7] = torch.finfo(torch.bfloat16).max
     x[5] *= 1e-30
     for rows in (40, 1):
-        values, scales = (each.cpu() for each in quantize(x[:rows].to(DEVICE), group))
+        values, scales = (tensor.cpu() for tensor in quantize(x[:rows].to(DEVICE), group))
         want, want_scales = _quantized(x[:rows], group)
         assert torch.equal(scales, want_scales)
         assert torch.equal(values.view(torch.uint8), want.view(torch.uint8))
@@ -101,8 +101,8 @@ def test_each_tile_has_the_scale_of_its_block() -> None:
     x[:, ::128] = 7  # the scale of every group is 7 / 448 = 1 / 64
     weight = torch.randint(-3, 4, (300, 384), generator=generator).to(torch.float8_e4m3fn)
     scale = 2.0 ** torch.arange(-4, 5).view(3, 3)
-    found = _multiplied(x, (weight, scale, torch.zeros(300).bfloat16()), (128, 128))
-    assert torch.equal(found, oracles.linear_fp8(x, weight, scale, None, 128, 128).bfloat16())
+    product = _multiplied(x, (weight, scale, torch.zeros(300).bfloat16()), (128, 128))
+    assert torch.equal(product, oracles.linear_fp8(x, weight, scale, None, 128, 128).bfloat16())
 
 
 @every("dtype", HALVES)
@@ -110,7 +110,7 @@ def test_few_rows_are_not_quantized(dtype: torch.dtype) -> None:
     operands = _operands((128, 128), 40, 150, dtype)
     for rows in (0, 1, EXACT_ROWS):
         x = _random(5, rows, 150, dtype=dtype)
-        exact = OPS.linear_fp8(x.to(DEVICE), *(each.to(DEVICE) for each in operands), 128, 128).cpu()
+        exact = OPS.linear_fp8(x.to(DEVICE), *(operand.to(DEVICE) for operand in operands), 128, 128).cpu()
         assert torch.equal(_multiplied(x, operands, (128, 128)), exact)
 
 
@@ -127,9 +127,9 @@ def test_a_row_that_is_not_finite_stays_so_and_affects_no_other(block: tuple[int
     bad = (torch.nan, torch.inf, -torch.inf)
     for row, value in enumerate(bad):
         x[row, 130] = value
-    found = _multiplied(x, operands, block)
-    assert bool(found[: len(bad)].isnan().all())
-    assert torch.equal(found[len(bad) :], want[len(bad) :])
+    product = _multiplied(x, operands, block)
+    assert bool(product[: len(bad)].isnan().all())
+    assert torch.equal(product[len(bad) :], want[len(bad) :])
 
 
 def test_rows_may_be_views_and_a_weight_may_have_no_outputs() -> None:

@@ -42,8 +42,8 @@ def attend(
         vectors = torch.randn(length, latent + rope, generator=generator).to(dtype)
         at = pages[torch.arange(length) // page], torch.arange(length) % page
         latents[at], ropes[at] = vectors[:, :latent], vectors[:, latent:]
-        own = q[starts[-1] : starts[-1] + queries].double()
-        scores = torch.einsum("qhd,kd->hqk", own, vectors.double()) * 0.1
+        row_queries = q[starts[-1] : starts[-1] + queries].double()
+        scores = torch.einsum("qhd,kd->hqk", row_queries, vectors.double()) * 0.1
         hidden = torch.arange(length) > torch.arange(length - queries, length)[:, None]
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         expected.append(torch.einsum("hqk,kd->qhd", weights, vectors[:, :latent].double()))
@@ -52,14 +52,14 @@ def attend(
     sizes = LatentSizes(16, 16, 4, 1)
     out = torch.full((tokens, heads, latent), float("nan"), dtype=dtype)
     parts = (len(rows) * most, heads, splits)
-    given = [
+    operands = [
         q[..., :latent], q[..., latent:], latents, ropes, table, torch.tensor(starts, dtype=torch.int32),
         torch.tensor([length for _, length in rows], dtype=torch.int32), out,
     ]  # fmt: skip
-    given = [each.to(DEVICE) for each in given]
+    operands = [tensor.to(DEVICE) for tensor in operands]
     workspaces = torch.empty((*parts, latent), device=DEVICE), torch.empty(parts, device=DEVICE)
-    latent_attention.paged_latent(*given, 0.1, most, splits, list(sizes), *workspaces)
-    return given[-1].cpu(), torch.cat(expected)
+    latent_attention.paged_latent(*operands, 0.1, most, splits, list(sizes), *workspaces)
+    return operands[-1].cpu(), torch.cat(expected)
 
 
 def check(*arguments: object, dtype: torch.dtype, splits: int = 1) -> None:
@@ -85,7 +85,7 @@ def test_rows_in_page_0_get_zeros() -> None:
     arguments = [torch.zeros(2, 3, 16), torch.zeros(2, 3, 16), torch.full((2, 4, 16), float("nan"))]
     arguments += [torch.full((2, 4, 16), float("nan")), torch.zeros(2, 2, dtype=torch.int32)]
     arguments += [torch.arange(3, dtype=torch.int32), torch.ones(2, dtype=torch.int32), torch.ones(2, 3, 16)]
-    arguments = [each.to(DEVICE) for each in arguments]
+    arguments = [argument.to(DEVICE) for argument in arguments]
     unused = torch.empty(1, device=DEVICE), torch.empty(1, device=DEVICE)
     latent_attention.paged_latent(*arguments, 1.0, 1, 1, [16, 16, 4, 1], *unused)
     assert not arguments[-1].any()

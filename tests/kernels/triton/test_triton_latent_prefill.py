@@ -47,12 +47,13 @@ class Rows:
             for begin in range(0, segment[1] - segment[0], SIZES.rows)
         ]
         tables = (torch.tensor(table, dtype=torch.int32) for table in (segments, tiles))
-        given = [
-            None if each is None else each.to(DEVICE) for each in (self.q, heads, ropes, *tables, self.out, self.logs)
+        operands = [
+            None if table is None else table.to(DEVICE)
+            for table in (self.q, heads, ropes, *tables, self.out, self.logs)
         ]
-        latent_prefill.latent_prefill(*given, SCALE, first, list(SIZES))
-        self.out = given[5].cpu()
-        self.logs = None if given[6] is None else given[6].cpu()
+        latent_prefill.latent_prefill(*operands, SCALE, first, list(SIZES))
+        self.out = operands[5].cpu()
+        self.logs = None if operands[6] is None else operands[6].cpu()
 
     def own_keys(self) -> None:
         ends = [begin + queries for begin, (queries, _) in zip(self.begins, self.rows, strict=True)]
@@ -63,23 +64,25 @@ class Rows:
         tensors: list[list[Tensor]] = [[], []]
         segments, at = [], 0
         for row, begin, end in pieces:
-            for found, source in zip(tensors, self.cached[row], strict=True):
-                found += [torch.full_like(source[:1], float("nan")), source[begin:end]]
+            for tensors_of_row, source in zip(tensors, self.cached[row], strict=True):
+                tensors_of_row += [torch.full_like(source[:1], float("nan")), source[begin:end]]
             tokens = self.begins[row], self.begins[row] + self.rows[row][0]
             segments.append((*tokens, at + 1, at + 1 + end - begin))
             at += 1 + end - begin
-        joined = [torch.cat([*found, torch.full_like(found[0], float("nan"))]) for found in tensors]
+        joined = [
+            torch.cat([*tensors_of_row, torch.full_like(tensors_of_row[0], float("nan"))]) for tensors_of_row in tensors
+        ]
         self.launch(*joined, segments, False)
 
     def error(self) -> float:
         """The largest, relative to the largest expected result."""
         expected = []
         for begin, (queries, cached), keys in zip(self.begins, self.rows, self.cached, strict=True):
-            own = slice(begin, begin + queries)
-            heads, ropes = (torch.cat((old, new[own])).double() for old, new in zip(keys, self.own, strict=True))
+            positions = slice(begin, begin + queries)
+            heads, ropes = (torch.cat((old, new[positions])).double() for old, new in zip(keys, self.own, strict=True))
             key, value = heads.split([self.q.shape[2] - self.rope, self.out.shape[2]], -1)
             key = torch.cat((key, ropes[:, None].expand(-1, HEADS, -1)), -1)
-            scores = torch.einsum("qhd,khd->hqk", self.q[own].double(), key) * SCALE
+            scores = torch.einsum("qhd,khd->hqk", self.q[positions].double(), key) * SCALE
             hidden = torch.arange(cached + queries) > torch.arange(cached, cached + queries)[:, None]
             weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
             expected.append(torch.einsum("hqk,khd->qhd", weights, value))

@@ -71,8 +71,8 @@ def _hard_numbers(dtype: torch.dtype) -> torch.Tensor:
     ties = (numbers[1:].double() + numbers[:-1].double()).div(2).float()
     infinity = torch.tensor(torch.inf)
     extremes = torch.tensor([0.0, -0.0, 3e38, -3e38, torch.inf, -torch.inf, torch.nan])
-    found = torch.cat((numbers, ties, ties.nextafter(infinity), ties.nextafter(-infinity), extremes))
-    return torch.cat((found, torch.zeros(-len(found) % 1024)))
+    edges = torch.cat((numbers, ties, ties.nextafter(infinity), ties.nextafter(-infinity), extremes))
+    return torch.cat((edges, torch.zeros(-len(edges) % 1024)))
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

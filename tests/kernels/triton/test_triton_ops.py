@@ -87,7 +87,7 @@ class TestWriteKV:
         fused = torch.randn(5, 3 * (24 + 40) + 7, generator=generator).mul(3).to(dtype)
         key, value = fused[:, :72].view(5, 3, 24), fused[:, 72:192].view(5, 3, 40)
         pools = [torch.full((4, 8, 3, dim), 2.0).to(pool) for dim in (24, 40)]
-        got, slots = [each.to(device) for each in pools], torch.tensor(self.SLOTS)
+        got, slots = [one.to(device) for one in pools], torch.tensor(self.SLOTS)
         scaled = [torch.tensor([scale]) for scale in scales]
         on_device = [x.to(device) for x in (slots, *scaled)]
         _op("write_kv")(*(_like_strided(x, device) for x in (key, value)), *got, *on_device)

@@ -226,7 +226,7 @@ def test_shapes_without_rows_and_on_the_meta_device() -> None:
     for device in (DEVICE, torch.device("meta")):
         batch = [column.to(cast(torch.device, device)) for column in same(torch.zeros(0, 9), 0.5)]
         assert OPS.draw(*batch).shape == (0,)
-        assert [(each.shape, each.dtype) for each in OPS.most_likely(batch[0])] == [
+        assert [(tensor.shape, tensor.dtype) for tensor in OPS.most_likely(batch[0])] == [
             ((0,), torch.int64),
             ((0,), torch.bool),
         ]

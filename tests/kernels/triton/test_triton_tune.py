@@ -37,10 +37,10 @@ def test_every_place_has_present_sizes_and_other_candidates_that_fit(target: str
     limits = tune.limits_of(BY_NAME[target])
     for place in places(TABLES, target):
         present = tune.present_sizes(TABLES, place, target)
-        found = candidates(place, present, limits)
-        assert found[0] == present
-        assert len(set(found)) == len(found)
-        assert any(unfit(place, sizes, limits, RECORD) is None for sizes in found[1:]), place
+        actual = candidates(place, present, limits)
+        assert actual[0] == present
+        assert len(set(actual)) == len(actual)
+        assert any(unfit(place, sizes, limits, RECORD) is None for sizes in actual[1:]), place
 
 
 def test_candidates_that_do_not_fit_are_left_out_with_a_reason() -> None:
@@ -71,11 +71,11 @@ def test_the_fastest_sizes_are_chosen_and_small_gains_are_not() -> None:
         return 1.0 if sizes == tune.present_sizes(TABLES, place, "sm90") else 0.98
 
     said: list[str] = []
-    made, changes = tune.tune(TABLES, SM90, timer, RECORD, said.append)
+    tables, changes = tune.tune(TABLES, SM90, timer, RECORD, said.append)
     assert [change.place for change in changes] == [DECODE]
     assert str(changes[0]).startswith("attention decode 128: [64, 64, 4, 5] (2000.0 µs) -> [32, 32, 4, 3] (1000.0 µs)")
-    assert made["attention"]["sm90"] == {**TABLES["attention"]["sm90"], "decode 128": [32, 32, 4, 3]}
-    assert {name: table for name, table in made.items() if name != "attention"} == {
+    assert tables["attention"]["sm90"] == {**TABLES["attention"]["sm90"], "decode 128": [32, 32, 4, 3]}
+    assert {name: table for name, table in tables.items() if name != "attention"} == {
         name: table for name, table in TABLES.items() if name != "attention"
     }
     assert tuning_data.read() == TABLES
@@ -111,8 +111,8 @@ def test_without_a_gpu_of_the_target_it_refuses(capsys: pytest.CaptureFixture[st
 
 def test_tiles_of_a_tuned_target_are_compiled_for_it_alone() -> None:
     tuned = {"gpu": (1, 2), "sm90": (1, 3)}
-    found = dict(compiled_for(tuned, lambda entry: entry))
-    assert found == {1: frozenset(), 2: frozenset(BY_NAME) - {"sm90"}, 3: frozenset({"sm90"})}
+    actual = dict(compiled_for(tuned, lambda entry: entry))
+    assert actual == {1: frozenset(), 2: frozenset(BY_NAME) - {"sm90"}, 3: frozenset({"sm90"})}
 
 
 def _note(seen: list[Place], place: Place, *_: object, **__: object) -> None:

@@ -15,10 +15,10 @@ from srv.platform.registry import find_platforms
 
 @pytest.fixture(scope="module")
 def platform() -> Platform:
-    found = find_platforms()["cpu"]
-    device = probe(found).device
+    installed = find_platforms()["cpu"]
+    device = probe(installed).device
     assert device is not None
-    return found.loaded.create(EngineContext(device, 0))
+    return installed.loaded.create(EngineContext(device, 0))
 
 
 @pytest.fixture(params=ISA_PARAMS)

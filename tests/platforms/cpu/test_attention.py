@@ -81,11 +81,11 @@ class World:
         group = FullAttention(tuple(range(layers)), heads[1], dim, dim)
         order = ORDER if self.packed else "page_token_head"
         layout = KVLayout(group, page_size, str(self.pool).removeprefix("torch."), order)
-        made = tensors(layout, pages) if self.packed else layout.plain_tensors(pages)
-        self.kv = pool_of(layout, made, lambda shape, dtype: torch.zeros(shape, dtype=dtype))
+        shapes = tensors(layout, pages) if self.packed else layout.plain_tensors(pages)
+        self.kv = pool_of(layout, shapes, lambda shape, dtype: torch.zeros(shape, dtype=dtype))
         all_nan = torch.full(plain, torch.nan)
-        for each in range(layers):
-            self.write(each, all_nan, all_nan)
+        for index in range(layers):
+            self.write(index, all_nan, all_nan)
         self.backend = backend(BackendContext(cast(Any, None), torch.device("cpu"), self.kv, len(rows), HOST_TRANSFERS))
         self._write_cached(layers)
 
@@ -211,14 +211,14 @@ class World:
             begin += queries
         return True
 
-    def _holds(self, stored: torch.Tensor, given: torch.Tensor) -> bool:
+    def _holds(self, stored: torch.Tensor, vectors: torch.Tensor) -> bool:
         """Whether slots hold the given values, rounded to the nearest value of the pool's dtype."""
         if self.pool in FLOAT8:
-            return torch.equal(stored.view(torch.uint8), given.to(self.pool).view(torch.uint8))
+            return torch.equal(stored.view(torch.uint8), vectors.to(self.pool).view(torch.uint8))
         if self.pool != torch.int8:
-            return torch.equal(stored, given.to(self.pool))
-        scales = given.float().abs().amax(-1, keepdim=True) / 127
-        return bool(((stored - given.float()).abs() <= scales * 0.5001).all())
+            return torch.equal(stored, vectors.to(self.pool))
+        scales = vectors.float().abs().amax(-1, keepdim=True) / 127
+        return bool(((stored - vectors.float()).abs() <= scales * 0.5001).all())
 
 
 def ragged() -> st.SearchStrategy[list[tuple[int, int]]]:
@@ -489,9 +489,9 @@ def test_a_shared_prefix_is_read_once_per_tile_of_rows(isa: str, groups: int, he
     together = max(1, (24 if group in (3, 6) else 32) // group)
     times = groups * math.ceil(rows // groups / together)
     shared = pages * block // kv_tile * (kv_tile // block) if together > 1 and groups < rows else 0
-    own = math.ceil(length / block) - shared
+    own_blocks = math.ceil(length / block) - shared
     assert LOADED.library is not None
-    assert LOADED.library.srv_attention_blocks(plan.address) == heads[1] * (times * shared + rows * own)
+    assert LOADED.library.srv_attention_blocks(plan.address) == heads[1] * (times * shared + rows * own_blocks)
 
 
 @pytest.mark.parametrize(

@@ -95,17 +95,17 @@ def test_a_layer_without_an_indexer_reads_the_keys_of_the_one_before() -> None:
         world.backend.prepare(shared, world.up)
         world.step(("a", 40), ("b", 1))
         assert world.last is not None
-        batch, *given = world.last
+        batch, *operands = world.last
         q, latent, rope = (world.draw(41, *shape) for shape in ((6, 28), (1, 32), (1, 16)))
         plan = world.backend.plan(batch)
         with pytest.raises(InternalError, match="before the layer that chooses its keys"):
             world.backend.forward(shared, q, latent, rope, plan)
-        world.backend.forward(world.layer, *given, plan)
+        world.backend.forward(world.layer, *operands, plan)
         got = world.backend.forward(shared, q, latent, rope, plan)
         chosen = {"a": slice(0, 40), "b": slice(40, 41)}
         expected = [
-            dense(shared, q[own], latent[own, 0], rope[own, 0], world.up, world.chosen[name])
-            for name, own in chosen.items()
+            dense(shared, q[keys], latent[keys, 0], rope[keys, 0], world.up, world.chosen[name])
+            for name, keys in chosen.items()
         ]
         assert_close(got, torch.cat(expected))
 

@@ -65,9 +65,9 @@ def check_operations(ranks: RankProcesses, folder: Path, unmappable: int | None)
 def test_ranks_that_wait_end_with_an_error(
     ranks: RankProcesses, how: str, timeout_s: float, cause: str, cause_of_absent: str, tmp_path: Path
 ) -> None:
-    for rank, found in enumerate(ranks.run(wait_for_absent, tmp_path, timeout_s, how)):
-        assert found is not None
-        error, seconds = found
+    for rank, outcome in enumerate(ranks.run(wait_for_absent, tmp_path, timeout_s, how)):
+        assert outcome is not None
+        error, seconds = outcome
         wanted = cause_of_absent if rank == ABSENT else cause
         assert error == f"rank {rank} of group tensor cannot reach the others: {wanted}"
         assert seconds < TIMEOUT_S + TOLERANCE_S
@@ -75,10 +75,10 @@ def test_ranks_that_wait_end_with_an_error(
 
 @shares_memory
 def test_a_killed_rank_is_named_by_the_others(ranks: RankProcesses, tmp_path: Path) -> None:
-    found = ranks.run(wait_for_absent, tmp_path, TIMEOUT_S, "killed")
-    assert found[ABSENT] is None
+    outcomes = ranks.run(wait_for_absent, tmp_path, TIMEOUT_S, "killed")
+    assert outcomes[ABSENT] is None
     for rank in {*range(RANKS)} - {ABSENT}:
-        lost = found[rank]
+        lost = outcomes[rank]
         assert lost is not None
         error, seconds = lost
         assert error == f"rank {rank} of group tensor cannot reach the others: rank 1 has not joined for 1 s"

@@ -88,9 +88,9 @@ def test_fp8_experts_give_the_same_after_repacking(
     for matrix, scales in ((layer.gate_up, layer.gate_up_scale), (layer.down, layer.down_scale)):
         matrix.copy_(random_fp8(generator, *matrix.shape))
         scales.uniform_(0, 1e-2, generator=generator)
-    for each in (layer.gate_up_bias, layer.down_bias):
-        if each is not None:
-            each.normal_(generator=generator)
+    for one in (layer.gate_up_bias, layer.down_bias):
+        if one is not None:
+            one.normal_(generator=generator)
     before, after = _before_and_after(platform, layer, dtype)
     assert (layer.gate_up.numel() == layer.down.numel() == 0) is NATIVE
     assert torch.equal(before, after)

@@ -80,10 +80,10 @@ from srv_cpu.ops import OPS
 reason = norm.supports_args(OpArgs(torch.float32, {{"dim": 64}}))
 print(check.ok, bool(check.remedy), check.detail, ZENTORCH.unusable() == reason and reason in check.detail)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.startswith("False True not used: ")
-    assert words in done.stdout
-    assert done.stdout.endswith(" True\n")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert process.stdout.startswith("False True not used: ")
+    assert words in process.stdout
+    assert process.stdout.endswith(" True\n")
 
 
 @pytest.fixture
@@ -113,16 +113,16 @@ def test_zentorch_multiplies_by_a_packed_copy_and_leaves_the_weight_as_it_is(
     generator = torch.Generator().manual_seed(0)
     for inputs, outputs in ((256, 128), (576, 1536), (64, 17), (40, 2048)):
         weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
-        given, bias = weight.clone(), torch.randn(outputs, generator=generator).to(dtype)
+        original, bias = weight.clone(), torch.randn(outputs, generator=generator).to(dtype)
         for added in (None, bias):
-            linear = ZentorchLinear(given, added)
+            linear = ZentorchLinear(original, added)
             for rows in (1, 3, 16, 1):
                 x = torch.randn(rows, inputs, generator=generator).to(dtype)
                 exact = torch.nn.functional.linear(
                     x.double(), weight.double(), None if added is None else added.double()
                 )
                 with torch.inference_mode():
-                    found = linear(x)
-                assert found.dtype == dtype
-                assert (found.double() - exact).abs().max() <= relative * exact.abs().max()
-        assert torch.equal(given, weight)
+                    product = linear(x)
+                assert product.dtype == dtype
+                assert (product.double() - exact).abs().max() <= relative * exact.abs().max()
+        assert torch.equal(original, weight)

@@ -59,29 +59,29 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Any]:
 def numbers(dtype: torch.dtype) -> npt.NDArray[np.float64]:
     """The finite numbers above or equal to 0 by their codes."""
     exponents, fractions, largest = FORMATS[dtype]
-    bias, found = (1 << exponents - 1) - 1, []
+    bias, values = (1 << exponents - 1) - 1, []
     for code in range(128):
         exponent, fraction = code >> fractions, code & (1 << fractions) - 1
         whole = fraction / (1 << fractions) + (exponent > 0)
-        found.append(whole * 2.0 ** (max(exponent, 1) - bias))
-    return np.array([number for number in found if number <= largest])
+        values.append(whole * 2.0 ** (max(exponent, 1) - bias))
+    return np.array([number for number in values if number <= largest])
 
 
 def codes_of(x: Tensor, dtype: torch.dtype, scale: float) -> npt.NDArray[np.int64]:
     """The code of each x / scale, which is rounded to float32 first; -1 for NaN, whose code has no single value."""
-    known = numbers(dtype)
-    given = (x.float().numpy() / np.float32(scale)).astype(np.float64)
-    magnitude = np.minimum(np.abs(given), known[-1])
-    upper = np.minimum(np.searchsorted(known, magnitude), len(known) - 1)
+    table = numbers(dtype)
+    scaled = (x.float().numpy() / np.float32(scale)).astype(np.float64)
+    magnitude = np.minimum(np.abs(scaled), table[-1])
+    upper = np.minimum(np.searchsorted(table, magnitude), len(table) - 1)
     lower = np.maximum(upper - 1, 0)
-    down, up = magnitude - known[lower], known[upper] - magnitude
+    down, up = magnitude - table[lower], table[upper] - magnitude
     nearest = np.where((down < up) | ((down == up) & (lower % 2 == 0)), lower, upper)
-    return np.where(np.isnan(given), -1, nearest + np.where(np.signbit(given), 128, 0))
+    return np.where(np.isnan(scaled), -1, nearest + np.where(np.signbit(scaled), 128, 0))
 
 
 def decoded(codes: npt.NDArray[np.int64], dtype: torch.dtype, scale: float) -> Tensor:
-    known = numbers(dtype)
-    plain = np.where(codes >= 128, -1.0, 1.0) * known[codes % 128]
+    table = numbers(dtype)
+    plain = np.where(codes >= 128, -1.0, 1.0) * table[codes % 128]
     return torch.from_numpy(np.where(codes < 0, math.nan, plain) * scale)
 
 
@@ -191,12 +191,12 @@ def test_sinks(backend: Any, pool: torch.dtype) -> None:
 @every("pool", FORMATS)
 def test_every_code_is_read_and_every_number_rounded(backend: Any, pool: torch.dtype) -> None:
     """One token attends to itself alone, so that its value is the result: codes, ties, the range's ends and beyond."""
-    known = numbers(pool)
-    between = (known[1:] + known[:-1]) / 2  # ties
+    table = numbers(pool)
+    between = (table[1:] + table[:-1]) / 2  # ties
     near = [np.nextafter(between.astype(np.float32), np.float32(end)) for end in (0, math.inf)]
-    given = np.concatenate([known, between, *near, [known[-1] * 1.01, 1e30, math.inf, 1e-30, known[1] / 2]])
-    given = np.concatenate([given, -given]).astype(np.float32)
-    x = torch.from_numpy(np.pad(given, (0, -len(given) % 16))).view(-1, 1, 16)
+    inputs = np.concatenate([table, between, *near, [table[-1] * 1.01, 1e30, math.inf, 1e-30, table[1] / 2]])
+    inputs = np.concatenate([inputs, -inputs]).astype(np.float32)
+    x = torch.from_numpy(np.pad(inputs, (0, -len(inputs) % 16))).view(-1, 1, 16)
     world = World([(1, 1)] * len(x), pool, backend, (1, 1), 16)
     for index, scales in enumerate(SCALES):
         scaled = x * scales.value
@@ -214,7 +214,7 @@ def test_nan_stays_nan_and_is_hidden_by_masks(backend: Any, pool: torch.dtype, p
     keys, values = torch.ones(40, 1, 16), torch.ones(40, 1, 16)
     (keys if part == "key" else values)[7] = math.nan
     layer, windowed = AttentionLayer(0, 1, 1, 16, 0.25), AttentionLayer(1, 1, 1, 16, 0.25, window=5)
-    for each in (layer, windowed):
-        world.step(each, keys, values, [(0, 0, 39, 0)], torch.float32)
+    for attention in (layer, windowed):
+        world.step(attention, keys, values, [(0, 0, 39, 0)], torch.float32)
     assert world.step(layer, keys, values, [(0, 39, 40, 0)], torch.float32)[1].isnan().all()
     assert world.step(windowed, keys, values, [(0, 39, 40, 0)], torch.float32)[1].isfinite().all()

@@ -56,7 +56,7 @@ def test_without_topology_every_processor_is_a_core(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "ranks", "node_ranks", "expected"),
+    ("threads", "ranks", "node_ranks", "expected"),
     [
         ("", 1, None, ""),
         ("", 2, 2, "8"),
@@ -69,10 +69,10 @@ def test_without_topology_every_processor_is_a_core(tmp_path: Path) -> None:
     ],
 )
 def test_ranks_share_the_threads_of_the_host_and_of_their_node(
-    given: str, ranks: int, node_ranks: int | None, expected: str, monkeypatch: pytest.MonkeyPatch
+    threads: str, ranks: int, node_ranks: int | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "usable_cores", lambda: 16)
-    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
     host.share_threads(ranks, node_ranks)
     assert os.environ["OMP_NUM_THREADS"] == expected
 
@@ -91,5 +91,5 @@ def test_resident_memory_is_known_whether_or_not_the_system_tells_pages_of_files
     status = tmp_path / "status"
     if lines is not None:
         status.write_text(lines)
-    found = host.resident_bytes(status)
-    assert found == resident if resident is not None else found > 1 << 20
+    size = host.resident_bytes(status)
+    assert size == resident if resident is not None else size > 1 << 20

@@ -95,12 +95,12 @@ def _given(world: LatentRows, drawn: list[torch.Tensor], counts: list[int]) -> t
     """The results of one row whose tokens are computed in steps of so many."""
     from srv.platform.interface import AttentionBatch
 
-    table, found, done = torch.arange(1, 200, dtype=torch.int32)[None], [], 0
+    table, outs, begin = torch.arange(1, 200, dtype=torch.int32)[None], [], 0
     for count in counts:
-        plan = world.backend.plan(AttentionBatch([count], [done + count], table))
-        found.append(world.backend.forward(world.layer, *(each[done : done + count] for each in drawn), plan))
-        done += count
-    return torch.cat(found)
+        plan = world.backend.plan(AttentionBatch([count], [begin + count], table))
+        outs.append(world.backend.forward(world.layer, *(operand[begin : begin + count] for operand in drawn), plan))
+        begin += count
+    return torch.cat(outs)
 
 
 @covers(
@@ -109,7 +109,7 @@ def _given(world: LatentRows, drawn: list[torch.Tensor], counts: list[int]) -> t
 )
 def test_the_user_chooses_how_prompts_are_computed() -> None:
     """disable_mla_ragged_prefill: absorbed, with wider products. disable_chunked_prefix_cache: one chunk."""
-    usual, absorbed = (products([2500, 50], **{ABSORB_PREFILL: given}) for given in (False, True))
+    usual, absorbed = (products([2500, 50], **{ABSORB_PREFILL: absorb}) for absorb in (False, True))
     whole = products([2500, 50], **{WHOLE_PREFIX: True})
     assert absorbed[0] > usual[0]
     assert whole[0] == usual[0]
@@ -118,7 +118,7 @@ def test_the_user_chooses_how_prompts_are_computed() -> None:
 
 def test_rows_of_few_queries_are_absorbed_and_long_ones_computed_once_per_key() -> None:
     """Fewer than ten queries of these sizes: 9 * (64 + 64 - 16) < 64 * 16. Products count as 2 operations."""
-    few, absorbed = (products([9, 9], **{ABSORB_PREFILL: given})[0] for given in (False, True))
+    few, absorbed = (products([9, 9], **{ABSORB_PREFILL: absorb})[0] for absorb in (False, True))
     assert few == absorbed
     assert products([10])[0] == 2 * 4 * 10 * (64 * 16 + 10 * (16 + 8))
     blocks = 256 * 256 + 256 * 512  # pairs of a query and a key

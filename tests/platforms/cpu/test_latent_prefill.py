@@ -124,7 +124,7 @@ def test_a_row_s_result_does_not_depend_on_others_nor_on_threads(dtype: torch.dt
     try:
         with torch.inference_mode():
             for first, count in ((0, 1100), (1100, 300)):
-                mine = [each[first : first + count] for each in drawn]
+                mine = [operand[first : first + count] for operand in drawn]
                 library.srv_set_threads(1)
                 plan = alone.backend.plan(AttentionBatch([count], [first + count], table[:1]))
                 expected = alone.backend.forward(alone.layer, *mine, plan)
@@ -149,7 +149,7 @@ def test_the_form_follows_from_the_row_alone(prefix: int, queries: int, material
     """q queries of k keys are materialised if 1 / q <= 1 / 13 + 1 / k; absorbed rows have the bits of absorbed ones."""
     assert fewest_materialised(SMALL, {}) == 13
     steps = [(("a", prefix),)] * bool(prefix) + [(("a", queries),)]
-    usual, absorbed = (last_step(rows(4, SMALL, **{ABSORB_PREFILL: given}), *steps) for given in (False, True))
+    usual, absorbed = (last_step(rows(4, SMALL, **{ABSORB_PREFILL: absorb}), *steps) for absorb in (False, True))
     assert torch.equal(usual, absorbed) is not materialised
     torch.testing.assert_close(usual, absorbed, rtol=1e-3, atol=1e-4)
 
@@ -157,7 +157,9 @@ def test_the_form_follows_from_the_row_alone(prefix: int, queries: int, material
 def test_the_user_chooses_the_form_and_the_parts() -> None:
     """disable_chunked_prefix_cache: one part, and so other bits, for rows that otherwise have several."""
     for keys, same in ((PART, True), (PART + 400, False)):
-        usual, whole = (last_step(rows(4, SMALL, **{WHOLE_PREFIX: given}), (("a", keys),)) for given in (False, True))
+        usual, whole = (
+            last_step(rows(4, SMALL, **{WHOLE_PREFIX: whole_prefix}), (("a", keys),)) for whole_prefix in (False, True)
+        )
         assert torch.equal(usual, whole) is same
         torch.testing.assert_close(usual, whole, rtol=1e-3, atol=1e-4)
 

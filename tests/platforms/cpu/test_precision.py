@@ -28,8 +28,8 @@ def plan(folder: Path, *more: str) -> LaunchPlan:
     return make_plan(user_input(["--device", "cpu:avx512", "--model-path", str(folder), *more]))
 
 
-def of_op(made: LaunchPlan, op: str) -> set[str | None]:
-    return {kernel.name for kernel in made.kernels.kernels if kernel.key.startswith(f"{op} ")}
+def of_op(launch_plan: LaunchPlan, op: str) -> set[str | None]:
+    return {kernel.name for kernel in launch_plan.kernels.kernels if kernel.key.startswith(f"{op} ")}
 
 
 def rows(quant_type: str, outputs: int, inputs: int) -> Tensor:
@@ -96,8 +96,8 @@ def test_a_value_without_effect_is_refused(form: str, kind: str, code: str, tmp_
         write_stored(folder, model, stored_form(form))
     else:
         model.save_pretrained(folder)
-    found = [each.code for each in plan(folder, *FULL).refusals if each.what == "activation_precision"]
-    assert found == ([code] if code else [])
+    codes = [refusal.code for refusal in plan(folder, *FULL).refusals if refusal.what == "activation_precision"]
+    assert codes == ([code] if code else [])
 
 
 @covers("activation_precision=int8", "activation_precision=full", platform="cpu")
@@ -109,4 +109,4 @@ def test_activation_precision(tmp_path: Path) -> None:
         with LocalEngine.launch([*arguments, "--max-total-tokens", "256"]) as engine:
             running = engine.ready.kernels
             assert running == {kernel.key: kernel.name for kernel in engine.context.kernels.kernels}
-        assert {each for key, each in running.items() if key.startswith("linear_gguf ")} == {name}
+        assert {kernel for key, kernel in running.items() if key.startswith("linear_gguf ")} == {name}

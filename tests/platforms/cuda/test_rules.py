@@ -74,10 +74,10 @@ def test_flashinfer_supports_certain_head_sizes(head_dim: int, fits: bool) -> No
 
 
 def resolved(variant: str, about: ModelFacts, **user: Any) -> Any:
-    found = find_platforms()["cuda"].loaded
+    manifest = find_platforms()["cuda"].loaded
     statements = tuple(UserStatement(name, value, Origin.COMMAND_LINE, "command line") for name, value in user.items())
-    on = found.facts.profiles[variant]
-    return resolve(UserInput(statements), manifest=found, device=on, model=about)
+    on = manifest.facts.profiles[variant]
+    return resolve(UserInput(statements), manifest=manifest, device=on, model=about)
 
 
 @every(
@@ -175,8 +175,8 @@ SPLITS: dict[str, Any] = {"triton_attention_num_kv_splits": 4, "triton_attention
 def test_arguments_of_triton_s_attention_are_refused_with_other_backends(argument: str) -> None:
     """Unless one of the two slots has it, which then reads the value."""
     user = {argument: SPLITS[argument]}
-    done = resolved("sm90", model(), attention_backend="triton", **user)
-    assert argument in done.backends["decode_attention_backend"].spec.arguments
+    result = resolved("sm90", model(), attention_backend="triton", **user)
+    assert argument in result.backends["decode_attention_backend"].spec.arguments
     mixed = {"prefill_attention_backend": "flashinfer", "decode_attention_backend": "triton"}
     assert resolved("sm90", model(), **mixed, **user).config.get(argument) == SPLITS[argument]
     with pytest.raises(Refusal) as refused:
@@ -188,9 +188,9 @@ def test_arguments_of_triton_s_attention_are_refused_with_other_backends(argumen
 
 @every("argument", ("disable_mla_ragged_prefill", "disable_chunked_prefix_cache"))
 def test_the_user_says_how_prompts_of_latent_attention_are_computed(argument: str) -> None:
-    done = resolved("sm90", replace(LATENT, cache_groups=(Latent((0,), 512, 64),)), **{argument: True})
-    assert done.config.get(argument) is True
-    assert argument in done.backends["prefill_attention_backend"].spec.arguments
+    result = resolved("sm90", replace(LATENT, cache_groups=(Latent((0,), 512, 64),)), **{argument: True})
+    assert result.config.get(argument) is True
+    assert argument in result.backends["prefill_attention_backend"].spec.arguments
 
 
 def test_splits_of_latent_attention_have_a_number_and_no_size() -> None:
@@ -211,8 +211,8 @@ def test_deterministic_inference_is_refused_with_the_reason() -> None:
 
 
 def test_only_triton_reads_a_pool_of_int8() -> None:
-    done = resolved("sm90", model(), kv_cache_dtype="int8")
-    assert done.config.platform.attention_backend == "triton"
+    result = resolved("sm90", model(), kv_cache_dtype="int8")
+    assert result.config.platform.attention_backend == "triton"
     why = "it does not read the scales of an int8 KV pool; triton does"
     for name in ("flashinfer", "torch_native"):
         assert attention(name, "sm90", model(), kv_cache_dtype="int8") == why

@@ -92,8 +92,8 @@ manifest = find_platforms()[{platform!r}].loaded
 found = manifest.sensors(manifest.facts.profiles[{profile!r}])
 print(json.dumps([len(found.devices), found.missing, found.remedy, "torch" in sys.modules]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    count, reason, advice, torch = json.loads(done.stdout)
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    count, reason, advice, torch = json.loads(process.stdout)
     assert (count, torch) == (0, False)
     assert missing in reason
     assert remedy in advice
@@ -120,5 +120,5 @@ def test_platforms_without_sensors_report_none_and_claim_no_fault() -> None:
 
 def test_stand_ins_import_no_torch() -> None:
     code = f"import sys, {PYNVML}, {AMDSMI}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "False"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert process.stdout.strip() == "False"

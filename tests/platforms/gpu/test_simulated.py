@@ -20,8 +20,8 @@ PARTS = {"cuda-sm90": 12, "rocm-gfx942": 9}  # of the tests with evidence, so th
 
 
 def environment(variant: str, asynchronous: bool = False) -> dict[str, str]:
-    found = {"SRV_GPU_SIMULATOR": variant, "TRITON_INTERPRET": "1", "PYTHONPATH": str(SIMULATOR)}
-    return found | ({"SRV_GPU_SIMULATOR_ASYNCHRONOUS": "1"} if asynchronous else {})
+    variables = {"SRV_GPU_SIMULATOR": variant, "TRITON_INTERPRET": "1", "PYTHONPATH": str(SIMULATOR)}
+    return variables | ({"SRV_GPU_SIMULATOR_ASYNCHRONOUS": "1"} if asynchronous else {})
 
 
 def run_on(variant: str, *arguments: str | Path, asynchronous: bool = False, seconds: float = 280) -> Outcome:
@@ -73,8 +73,8 @@ def recorded(device: str) -> list[str]:
 
 
 def test_every_simulated_gpu_with_evidence_is_here() -> None:
-    found = {path.stem for path in EVIDENCE.glob("*.jsonl") if path.stem.startswith(("cuda", "rocm", "xpu"))}
-    assert found == set(PARTS)
+    simulated = {path.stem for path in EVIDENCE.glob("*.jsonl") if path.stem.startswith(("cuda", "rocm", "xpu"))}
+    assert simulated == set(PARTS)
 
 
 @pytest.mark.proof(minutes=1.5)

@@ -77,8 +77,8 @@ def test_probes_report_packages_and_tools(tmp_path: Path, monkeypatch: pytest.Mo
     packages = {"flashinfer-python": "0.7.2", "flashinfer-jit-cache": "0.7.2+cu129"}
     assert tools.flashinfer_tools(environ) == {**packages, "nvcc": str(compiler), "ninja": str(ninja)}
     assert tools.flashinfer_tools({**environ, "FLASHINFER_DISABLE_JIT": "1"}) == packages
-    given = tools.flashinfer_tools({**environ, "FLASHINFER_NVCC": "/opt/nvcc"})
-    assert given["nvcc"] == "/opt/nvcc"
+    flashinfer = tools.flashinfer_tools({**environ, "FLASHINFER_NVCC": "/opt/nvcc"})
+    assert flashinfer["nvcc"] == "/opt/nvcc"
 
 
 def test_prebuilt_modules_of_aiter_are_counted(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_prebuilt_modules_of_aiter_are_counted(tmp_path: Path) -> None:
     assert tools.AITER_MODULES not in tools.aiter_tools(environ, package=tmp_path / "aiter")
     (tmp_path / "aiter/jit/module_norm.so").touch()
     compiler = tool(tmp_path / "rocm", "hipcc")
-    found = tools.aiter_tools(environ, package=tmp_path / "aiter")
-    assert (found[tools.AITER_MODULES], found["hipcc"]) == ("1", str(compiler))
+    found_tools = tools.aiter_tools(environ, package=tmp_path / "aiter")
+    assert (found_tools[tools.AITER_MODULES], found_tools["hipcc"]) == ("1", str(compiler))
 
 
 @every(
@@ -138,8 +138,8 @@ def test_a_backend_without_its_tools_is_passed_over_with_the_reason(
     platform: str, profile: str, versions: dict[str, str], attention: str
 ) -> None:
     manifest, on = find_platforms()[platform].loaded, device(platform, profile, **versions)
-    done = resolve(UserInput(), manifest=manifest, device=on, model=LONG_HEADS)
-    choice = done.backends["prefill_attention_backend"]
+    result = resolve(UserInput(), manifest=manifest, device=on, model=LONG_HEADS)
+    choice = result.backends["prefill_attention_backend"]
     assert choice.spec.name == attention
     rejected = [reason for _, reasons in choice.rejected for reason in reasons]
     assert any("without" in reason and "ninja" in reason for reason in rejected) == (attention == "triton")

@@ -48,11 +48,11 @@ def kind_of(recipe: Recipe) -> str:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    made: dict[tuple[str, str], tuple[Path, Any]] = {}
+    by_key: dict[tuple[str, str], tuple[Path, Any]] = {}
 
     def model_of(recipe: Recipe) -> tuple[Path, Any]:
         key = kind_of(recipe), recipe.weights
-        if key not in made:
+        if key not in by_key:
             folder = tmp_path_factory.mktemp("-".join(key))
             model = small_model(key[0], **SIZES, **(EXPERTS if key[0] == "qwen3_moe" else {}))
             if recipe.weights == "W8A8":
@@ -60,8 +60,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
             else:
                 model.to(torch.bfloat16).save_pretrained(folder)
                 model.float()
-            made[key] = folder, model
-        return made[key]
+            by_key[key] = folder, model
+        return by_key[key]
 
     return model_of
 

@@ -123,7 +123,7 @@ except PlatformUnavailable as error:
     print(error.code, error.reason, error.remedy, sep="|")
 """
     environment = {**os.environ, SIMULATOR_VARIABLE: "a2", "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script, json.dumps(packages)],
         env=environment,
         capture_output=True,
@@ -131,7 +131,7 @@ except PlatformUnavailable as error:
         timeout=60,
         check=True,
     )
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def test_the_simulator_is_not_loaded_if_a_real_sdk_is_installed(tmp_path: Path) -> None:
@@ -154,5 +154,5 @@ def test_the_package_can_be_imported_without_torch_or_sdk() -> None:
         "import sys; import srv_npu.manifest, srv_npu.sdk, srv_npu.soc, srv_npu.limits;"
         "print(sorted({'torch', 'torch_npu', 'srv_npu_simulator'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert process.stdout.strip() == "[]"

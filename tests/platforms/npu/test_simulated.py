@@ -73,7 +73,7 @@ def test_ranks_communicate(soc: str, devices: int, asynchronous: str, checks: tu
         "SRV_NPU_SIMULATOR_ASYNCHRONOUS": asynchronous,
         "PYTHONPATH": str(SIMULATOR),
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "srv", *command, "--only", *checks],
         env={**os.environ, **variables},
         capture_output=True,
@@ -81,8 +81,8 @@ def test_ranks_communicate(soc: str, devices: int, asynchronous: str, checks: tu
         timeout=500,
         check=False,
     )
-    assert f"{len(checks)} passed" in done.stdout.splitlines()[-2], done.stdout + done.stderr
-    assert f"{devices} ranks" in done.stdout
+    assert f"{len(checks)} passed" in process.stdout.splitlines()[-2], process.stdout + process.stderr
+    assert f"{devices} ranks" in process.stdout
 
 
 @pytest.mark.proof(minutes=2)

@@ -47,7 +47,7 @@ def test_a_translation_is_printed_as_command_line_and_yaml(capsys: pytest.Captur
     words = ("--tp_size", "2", "--reuse-cache", "0", "--lora-info", '{"a": "/x y"}', "--start_port", "8088")
     with pytest.raises(Refusal) as refused:  # a launch refuses it: the translation is printed nevertheless
         run("--from", "rtp-llm", "--", *words)
-    assert [(each.what, each.code) for each in refused.value.rejections] == [("lora_paths", "planned")]
+    assert [(rejection.what, rejection.code) for rejection in refused.value.rejections] == [("lora_paths", "planned")]
     assert 'set by --lora-info {"a": "/x y"} (rtp-llm)' in str(refused.value)
     assert capsys.readouterr().out == (
         "command line\n"
@@ -92,7 +92,7 @@ def test_what_a_launch_refuses_is_refused(
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     status = run("--format", "json", "--from", *(word.format(tmp_path) for word in words))
     output = json.loads(capsys.readouterr().out)
-    assert [(each["what"], each["code"]) for each in output["refusals"]] == refused
+    assert [(refusal["what"], refusal["code"]) for refusal in output["refusals"]] == refused
     assert status == (2 if refused else 0)
 
 
@@ -149,7 +149,7 @@ def test_launch_and_plan_keep_their_own_flags() -> None:
     assert words == ["plan", "--json"]
     assert translation is not None
     assert translation.values == {"tp_size": 2}
-    assert [each.code for each in translation.rejections] == ["no_equivalent"]
+    assert [rejection.code for rejection in translation.rejections] == ["no_equivalent"]
     words, translation = expand_dialect(["launch", "--dialect=sglang", "--model", "m", "--config=own.yaml"])
     assert words == ["launch", "--config", "own.yaml"]
     assert translation is not None

@@ -189,8 +189,8 @@ def test_concurrency() -> None:
     partners = ("--batch", "--block")
 
     def convert_with(**others: str) -> Outcome:
-        given = {f"--{name}": text for name, text in others.items()}
-        return outcome("concurrency", "32", partners=partners, others=given)
+        flags = {f"--{name}": text for name, text in others.items()}
+        return outcome("concurrency", "32", partners=partners, others=flags)
 
     def settings(**others: str) -> object:
         result = convert_with(**others)

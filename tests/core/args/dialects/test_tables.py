@@ -22,14 +22,14 @@ IDS = [f"{name}{row.name}" for name, row in ROWS]
 def inner_rows(row: DialectRow) -> Iterator[DialectRow]:
     """A row, and the rows of its JSON keys."""
     yield row
-    for each in row.fields.values():
-        yield from inner_rows(each)
+    for field in row.fields.values():
+        yield from inner_rows(field)
 
 
 def test_every_row_of_the_page_of_rtp_llm_has_a_row_here() -> None:
-    known = read_dialect("rtp-llm").by_flag
+    rows = read_dialect("rtp-llm").by_flag
     assert len(RTP_LLM_PAGE) == 94
-    assert [flag for flag, _ in RTP_LLM_PAGE if normalize_flag(flag) not in known] == []
+    assert [flag for flag, _ in RTP_LLM_PAGE if normalize_flag(flag) not in rows] == []
     listed = [flag for flag, _ in RTP_LLM_PAGE]
     for row in read_dialect("rtp-llm").rows:
         assert row.page_rows == listed.count(row.name), row.name
@@ -47,52 +47,52 @@ def test_vllm_covers_the_most_used_flags() -> None:
 
 @every("flag", SGLANG_FLAGS)
 def test_every_flag_of_sglang_is_known(flag: str) -> None:
-    known = (
+    is_known = (
         flag == "--config"
         or find_argument_or_deprecated(flag) is not None
         or normalize_flag(flag) in read_dialect("sglang").by_flag
     )
-    assert known, f"{flag} is neither an argument of srv nor in a row"
+    assert is_known, f"{flag} is neither an argument of srv nor in a row"
 
 
 @every(("name", "row"), ROWS)
 def test_conversions_and_arguments_of_a_row_exist(name: str, row: DialectRow) -> None:
-    for each in inner_rows(row):
-        assert each.conversion in CONVERSIONS
-        assert [target for target in each.targets if target not in ARGUMENTS] == []
+    for inner_row in inner_rows(row):
+        assert inner_row.conversion in CONVERSIONS
+        assert [target for target in inner_row.targets if target not in ARGUMENTS] == []
 
 
 @every(("name", "row"), ROWS)
 def test_row_has_the_inputs_of_its_conversion(name: str, row: DialectRow) -> None:
     dialect = read_dialect(name)
-    own = {f"--{argument.replace('_', '-')}" for argument in ARGUMENTS} if dialect.ours else set()
-    known = dialect.by_flag.keys() | own
-    for each in inner_rows(row):
-        if each.refused:
-            assert each.remedy
-            assert each.conversion == "same"
-        elif each.conversion in ("choice", "kv_role"):
-            assert each.values
-        elif each.conversion == "json_fields":
-            assert each.fields
+    own_flags = {f"--{argument.replace('_', '-')}" for argument in ARGUMENTS} if dialect.ours else set()
+    known_flags = dialect.by_flag.keys() | own_flags
+    for inner_row in inner_rows(row):
+        if inner_row.refused:
+            assert inner_row.remedy
+            assert inner_row.conversion == "same"
+        elif inner_row.conversion in ("choice", "kv_role"):
+            assert inner_row.values
+        elif inner_row.conversion == "json_fields":
+            assert inner_row.fields
         else:
-            assert each.to
-        partners = [partner.partition("=")[0] for partner in (*each.partners, each.yields_to) if partner]
-        assert all(partner in (known if partner.startswith("--") else row.fields) for partner in partners)
+            assert inner_row.to
+        partners = [partner.partition("=")[0] for partner in (*inner_row.partners, inner_row.yields_to) if partner]
+        assert all(partner in (known_flags if partner.startswith("--") else row.fields) for partner in partners)
 
 
 @every(("name", "row"), ROWS)
 def test_reasons_are_clauses_and_remedies_are_sentences(name: str, row: DialectRow) -> None:
-    for each in inner_rows(row):
-        assert not each.refused.endswith(".")
-        assert each.remedy == "" or each.remedy.endswith((".", ".)"))
-        for flag in (word.strip("(),.;:`") for word in f"{each.remedy} {each.note}".split()):
+    for inner_row in inner_rows(row):
+        assert not inner_row.refused.endswith(".")
+        assert inner_row.remedy == "" or inner_row.remedy.endswith((".", ".)"))
+        for flag in (word.strip("(),.;:`") for word in f"{inner_row.remedy} {inner_row.note}".split()):
             if flag.startswith("--"):
                 assert find_argument_or_deprecated(flag) or normalize_flag(flag) in read_dialect(name).by_flag, flag
 
 
 def test_conversions_are_all_used() -> None:
-    used = {each.conversion for _, row in ROWS for each in inner_rows(row)}
+    used = {inner_row.conversion for _, row in ROWS for inner_row in inner_rows(row)}
     assert CONVERSIONS.keys() == used
 
 
@@ -114,8 +114,8 @@ def test_unknown_dialect_is_refused_with_the_available_ones() -> None:
 
 @every(("name", "row"), ROWS)
 def test_settings_in_a_table_are_valid(name: str, row: DialectRow) -> None:
-    for each in inner_rows(row):
-        pairs = [pair for settings in (*each.values.values(), each.also) for pair in settings.items()]
+    for inner_row in inner_rows(row):
+        pairs = [pair for settings in (*inner_row.values.values(), inner_row.also) for pair in settings.items()]
         for argument, text in pairs:
             if "{}" not in text:
                 assert ARGUMENTS[argument].validation_error(ARGUMENTS[argument].parse(text)) is None, (argument, text)

@@ -43,7 +43,7 @@ def values(dialect: str, *words: str) -> dict[str, object]:
 
 
 def codes(dialect: str, *words: str) -> list[str]:
-    return [each.code for each in translate(dialect, words).rejections]
+    return [rejection.code for rejection in translate(dialect, words).rejections]
 
 
 def parsed_by_srv(words: list[str]) -> dict[str, object]:
@@ -54,7 +54,9 @@ def parsed_by_srv(words: list[str]) -> dict[str, object]:
     assert unknown == []
     parsed = gather(namespace, {})
     assert parsed.rejections == ()
-    return {each.argument: ARGUMENTS[each.argument].kind.dump(each.value) for each in parsed.statements}
+    return {
+        statement.argument: ARGUMENTS[statement.argument].kind.dump(statement.value) for statement in parsed.statements
+    }
 
 
 @every("flag", sorted({flag for flag, _ in RTP_LLM_PAGE}))
@@ -64,10 +66,10 @@ def test_every_row_of_the_page_is_translated_or_refused_with_a_remedy(flag: str)
     for text in (*SAMPLES, *row.values):
         translation = translate("rtp-llm", [flag, text], memory)
         accepted += not translation.rejections
-        for each in translation.rejections:
-            assert each.code not in ("unknown_flag", "missing_value")
-            assert each.reason
-            assert each.remedy.endswith((".", ".)"))
+        for rejection in translation.rejections:
+            assert rejection.code not in ("unknown_flag", "missing_value")
+            assert rejection.reason
+            assert rejection.remedy.endswith((".", ".)"))
     assert accepted or row.refused
 
 
@@ -77,7 +79,9 @@ def test_both_spellings_of_a_flag_are_one(flag: str) -> None:
     spelled = ["--" + stem.replace("-", "_"), "--" + stem.replace("_", "-")]
     outcomes = [translate("rtp-llm", [name, "1"], memory) for name in spelled]
     assert outcomes[0].words == outcomes[1].words
-    assert [each.code for each in outcomes[0].rejections] == [each.code for each in outcomes[1].rejections]
+    assert [rejection.code for rejection in outcomes[0].rejections] == [
+        rejection.code for rejection in outcomes[1].rejections
+    ]
 
 
 @every(("flag", "default"), [pair for pair in RTP_LLM_PAGE if pair[1] != "None"])
@@ -159,7 +163,9 @@ def test_long_command_line_of_rtp_llm(tmp_path: Path) -> None:
     written = yaml.safe_dump(translation.values)
     statements, rejections = read_text(written, tmp_path / "serve.yaml")
     assert rejections == []
-    assert {each.argument: ARGUMENTS[each.argument].kind.dump(each.value) for each in statements} == translation.values
+    assert {
+        statement.argument: ARGUMENTS[statement.argument].kind.dump(statement.value) for statement in statements
+    } == translation.values
 
 
 def test_command_line_of_vllm() -> None:
@@ -258,7 +264,7 @@ def test_defaults_that_differ_are_noted_unless_they_are_set() -> None:
 def test_kv_both_is_refused_between_servers_and_noted_for_a_cache_tier() -> None:
     pages = '{"kv_connector": "%s", "kv_role": "kv_both"}'
     refused = translate("vllm", ["x/m", "--kv-transfer-config", pages % "NixlConnector"])
-    assert [each.code for each in refused.rejections] == ["no_equivalent_value"]
+    assert [rejection.code for rejection in refused.rejections] == ["no_equivalent_value"]
     assert "kv_role" in refused.rejections[0].reason
     kept = one("vllm", "x/m", "--kv-transfer-config", pages % "LMCacheConnectorV1")
     assert kept.values["enable_lmcache"] is True
@@ -288,7 +294,7 @@ def test_flags_that_contradict_each_other_are_refused_together() -> None:
 
 def test_texts_of_refusals() -> None:
     words = line("--enable-trt-fmha false --m_split 2 --device_reserve_memory_bytes 1GB --eplb_mode SOME --tp_size")
-    assert "\n".join(str(each) for each in translate("rtp-llm", words).rejections) == (
+    assert "\n".join(str(rejection) for rejection in translate("rtp-llm", words).rejections) == (
         "--tp_size (set by command line, as RTP-LLM): no value follows it. Write its value after it, or leave it out."
         " [missing_value]\n"
         "--enable-trt-fmha = false (set by command line, as RTP-LLM): srv has no equivalent value. Instead of excluding"

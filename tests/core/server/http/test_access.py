@@ -116,7 +116,7 @@ async def test_the_owner_is_the_key_that_was_accepted_not_one_that_was_sent_besi
         for headers in sent:
             response = await server.http.post("/v1/completions", json=BODY, headers=headers)
             assert response.status_code == 200, response.text
-        *first, second = [each.owner for each in server.engine.received if isinstance(each, RequestSpec)]
+        *first, second = [message.owner for message in server.engine.received if isinstance(message, RequestSpec)]
         assert len(set(first)) == 1
         assert second not in (first[0], "")
 
@@ -125,7 +125,7 @@ async def test_a_key_with_letters_outside_ascii_is_limited_like_any_other() -> N
     async with serving(access=TWO) as server:
         headers = {"authorization": "Bearer zw\u00f6lf".encode(), "x-api-key": "EMPTY"}
         answers = [await server.http.post("/v1/completions", json=BODY, headers=headers) for _ in range(2)]
-        assert [each.status_code for each in answers] == [200, 429]
+        assert [answer.status_code for answer in answers] == [200, 429]
         assert "second is limited" in answers[1].json()["error"]["message"]
 
 
@@ -133,7 +133,7 @@ async def test_requests_that_generate_are_limited_with_any_method() -> None:
     async with serving(access=TWO) as server:
         headers = {"authorization": "Bearer zw\u00f6lf".encode()}
         answers = [await server.http.get("/health_generate", headers=headers) for _ in range(2)]
-        assert [each.status_code for each in answers] == [200, 429]
+        assert [answer.status_code for answer in answers] == [200, 429]
         assert (await server.http.get("/v1/models", headers=headers)).status_code == 200
 
 
@@ -201,7 +201,7 @@ async def test_each_of_several_clients_has_its_own_prefix_cache() -> None:
                 for path, body in (("/v1/completions", BODY), ("/v1/embeddings", {"input": "a"})):
                     answer = await server.http.post(path, json=body | salted, headers={"x-api-key": key})
                     assert answer.status_code == 200, answer.text
-            spaces = [each.namespace for each in server.engine.received if isinstance(each, RequestSpec)]
+            spaces = [message.namespace for message in server.engine.received if isinstance(message, RequestSpec)]
             assert spaces[::2] == spaces[1::2]
             assert spaces[0] == spaces[2]
             assert len(set(spaces)) == different

@@ -115,8 +115,8 @@ async def test_a_head_that_trickles_has_no_more_time() -> None:
 async def test_the_number_of_connections_is_limited() -> None:
     async with listening(limits=ConnectionLimits(connections=2)) as server:
         async with raw(server, HEALTH) as first, raw(server, HEALTH) as second:
-            for each in (first, second):  # the server has them for certain when they have got an answer
-                assert b" 200 " in await response(each)
+            for connection in (first, second):  # the server has them for certain when they have got an answer
+                assert b" 200 " in await response(connection)
             async with raw(server, MODELS) as third:
                 assert b" 503 " in await response(third)
             async with raw(server, HEALTH * 2) as probe:
@@ -132,10 +132,10 @@ async def test_connections_that_send_nothing_give_way_to_those_that_do() -> None
     async with listening(limits=ConnectionLimits(connections=4)) as server, AsyncExitStack() as stack:
         used = await stack.enter_async_context(raw(server, HEALTH))
         assert b" 200 " in await response(used)
-        silent = [await stack.enter_async_context(raw(server, b"GET /hea"[:each])) for each in range(8)]
+        silent = [await stack.enter_async_context(raw(server, b"GET /hea"[:size])) for size in range(8)]
         async with raw(server, MODELS) as client:
             assert b" 200 " in await response(client)
-        gone = [each for each in silent if await closed(each)]
+        gone = [connection for connection in silent if await closed(connection)]
         assert gone == silent[:6]  # the oldest ones, for the others and the client
         assert not used.at_eof()
 
@@ -167,7 +167,7 @@ async def test_a_client_that_does_not_read_is_dropped_and_its_request_aborted() 
             await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", server.http.base_url.port))
             await asyncio.get_running_loop().sock_sendall(client, head("/generate", len(body)) + body)
             await eventually(lambda: engine.running)
-            await eventually(lambda: any(isinstance(each, Abort) for each in engine.received), 20)
+            await eventually(lambda: any(isinstance(message, Abort) for message in engine.received), 20)
             await eventually(lambda: not engine.running and server.app.state.lifecycle.active == 0)
 
 

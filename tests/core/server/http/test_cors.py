@@ -78,5 +78,5 @@ async def test_a_key_is_the_same_owner_in_either_header() -> None:
     async with serving() as server:
         for headers in ({"X-Api-Key": "one"}, {"Authorization": "Bearer one"}, {"X-Api-Key": "two"}):
             assert (await server.http.post("/v1/completions", json=BODY, headers=headers)).status_code == 200
-        first, same, other = [each.owner for each in server.engine.received if isinstance(each, RequestSpec)]
+        first, same, other = [message.owner for message in server.engine.received if isinstance(message, RequestSpec)]
         assert first == same != other != ""

@@ -31,14 +31,14 @@ def refused(address: str = "", since: float = 0.0) -> Client:
 
 def places(*clients: Client) -> Places:
     full = Places(len(clients))
-    assert [full.take(each, 0) for each in clients] == [BytePlace.ORDINARY] * len(clients)
+    assert [full.take(client, 0) for client in clients] == [BytePlace.ORDINARY] * len(clients)
     return full
 
 
 def evicted(*clients: Client, now: float = 0, by: str = "") -> list[int]:
     """The numbers of those that give way to one more, of the address `by`."""
     expected = places(*clients).take(Client(by), now)
-    gone = [number for number, each in enumerate(clients) if each.evicted]
+    gone = [number for number, client in enumerate(clients) if client.evicted]
     assert expected is (BytePlace.ORDINARY if gone else BytePlace.RESERVED)
     return gone
 
@@ -74,7 +74,7 @@ def test_an_address_with_many_connections_takes_the_places_of_no_other() -> None
 def test_a_few_places_are_reserved_and_what_occupies_them_gives_way_too() -> None:
     full = places(busy())
     probes = [(busy() if number % 2 else Client()) for number in range(RESERVED)]
-    assert {full.take(each, 0) for each in probes} == {BytePlace.RESERVED}
+    assert {full.take(probe, 0) for probe in probes} == {BytePlace.RESERVED}
     for number in range(0, RESERVED, 2):
         assert full.take(busy(), 0) is BytePlace.RESERVED
         assert probes[number].evicted

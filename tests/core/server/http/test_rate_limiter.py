@@ -103,7 +103,7 @@ async def test_a_long_text_with_few_tokens_is_served() -> None:
 async def probe(server: Serving, count: int) -> None:
     paths = itertools.islice(itertools.cycle(("/health", "/ping", "/metrics")), count)
     answers = await asyncio.gather(*(server.http.get(path) for path in paths))
-    assert {each.status_code for each in answers} == {200}
+    assert {answer.status_code for answer in answers} == {200}
 
 
 async def test_the_rate_of_probes_is_limited_only_while_requests_run(waits: list[float]) -> None:

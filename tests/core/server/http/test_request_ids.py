@@ -32,11 +32,11 @@ async def test_every_response_has_the_id_of_the_client_or_a_new_one(path: str, b
     async with serving() as server:
         named = await server.http.post(path, json=body, headers={"x-request-id": "mine-1"})
         assert (named.status_code, named.headers["x-request-id"]) == (status, "mine-1")
-        own = [(await server.http.post(path, json=body)).headers["x-request-id"] for _ in range(2)]
-        assert len({*own}) == 2
+        own_ids = [(await server.http.post(path, json=body)).headers["x-request-id"] for _ in range(2)]
+        assert len({*own_ids}) == 2
         for wrong in ("x" * 257, "a b", ""):
             other = await server.http.post(path, json=body, headers={"x-request-id": wrong})
-            assert other.headers["x-request-id"] not in (wrong, *own)
+            assert other.headers["x-request-id"] not in (wrong, *own_ids)
 
 
 async def test_anthropics_id_is_the_same() -> None:

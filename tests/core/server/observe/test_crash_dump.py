@@ -55,7 +55,7 @@ def test_what_was_open_when_the_engine_was_lost_is_incomplete(tmp_path: Path) ->
     file = recorder.dump("a test")
     assert file is not None
     _, requests = read_dump(file)
-    assert [(each["path"], each["complete"]) for each in requests] == [
+    assert [(request["path"], request["complete"]) for request in requests] == [
         ("/200", True),
         ("/400", True),
         ("/503", False),
@@ -86,7 +86,7 @@ def test_the_oldest_bodies_are_dropped_beyond_the_limit(tmp_path: Path) -> None:
     recorder.add(first, b"more of a request that is not kept")
     file = recorder.dump("a test")
     assert file is not None
-    assert [each["path"] for each in read_dump(file)[1]] == ["/2"]
+    assert [request["path"] for request in read_dump(file)[1]] == ["/2"]
 
 
 def test_a_server_that_dies_while_it_answers_is_no_answer() -> None:
@@ -138,7 +138,7 @@ def test_what_a_server_answers_does_not_reach_the_terminal_as_it_is(
 
 
 def dump_of(file: Path, *lines: object) -> Path:
-    written = [json.dumps({"format": FORMAT}), *(each if isinstance(each, str) else json.dumps(each) for each in lines)]
+    written = [json.dumps({"format": FORMAT}), *(line if isinstance(line, str) else json.dumps(line) for line in lines)]
     file.write_text("\n".join(written))
     return file
 
@@ -178,9 +178,9 @@ def test_a_damaged_dump_is_refused_with_its_line(
 def test_the_key_is_sent_to_the_server_and_nowhere_else() -> None:
     """Neither does the path name a host, nor is a redirect followed."""
     with socket.socket() as listener, socket.socket() as other:
-        for each in (listener, other):
-            each.bind(("127.0.0.1", 0))
-            each.listen()
+        for listening in (listener, other):
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
         elsewhere = f"127.0.0.1:{other.getsockname()[1]}"
         heads: list[bytes] = []
 

@@ -39,7 +39,7 @@ async def test_server_info_has_the_lines_of_each_rank_with_the_peak_of_steps() -
         "note": "not yet",
         "excess": None,
     }
-    assert [each["process"] for each in info["startup"]] == ["api", "engine"]
+    assert [startup["process"] for startup in info["startup"]] == ["api", "engine"]
     (phase,) = info["startup"][1]["phases"]
     assert (phase["name"], phase["seconds"], phase["predicted"], phase["cause"]) == (
         "weights",
@@ -69,5 +69,5 @@ async def test_an_engine_without_a_peak_is_not_asked_for_it() -> None:
     """The engine answers between steps, so that asking costs the overlap of one."""
     async with serving(memory=RANKS) as server:
         info = (await server.http.get("/get_server_info")).json()
-        assert not any(isinstance(each, Control) for each in server.engine.received)
+        assert not any(isinstance(message, Control) for message in server.engine.received)
     assert [rank["lines"][1]["measured"] for rank in info["memory"]] == [None, None]

@@ -23,15 +23,15 @@ def test_a_prompt_with_several_outputs() -> None:
         record = SequenceRecord("a", 0.0, spec=spec, completion_tokens=5, outputs=OUTPUTS, output_index=index)
         metrics.ended(record)
     of_vllm = {"model_name": "m", "engine": "0"}
-    found = {
-        name: [registry.get_sample_value(f"{name}_{each}", labels) for each in ("count", "sum")]
+    samples = {
+        name: [registry.get_sample_value(f"{name}_{suffix}", labels) for suffix in ("count", "sum")]
         for name, labels in (
             ("srv_request_outputs", {}),
             ("vllm:request_prompt_tokens", of_vllm),
             ("vllm:request_generation_tokens", of_vllm),
         )
     }
-    assert found == {
+    assert samples == {
         "srv_request_outputs": [1, OUTPUTS],
         "vllm:request_prompt_tokens": [OUTPUTS, 3 * OUTPUTS],
         "vllm:request_generation_tokens": [OUTPUTS, 5 * OUTPUTS],

@@ -326,8 +326,8 @@ async def test_drain_ends_requests_that_exceed_the_grace_period_with_an_error() 
     async with serving(FakeEngine(hold=True)) as server:
         body = {"prompt": "a", "max_tokens": 10}
         streams = [
-            asyncio.create_task(server.http.post(path, json={**given, "stream": True}))
-            for path, given in (("/v1/completions", body), ("/generate", {"text": "a"}))
+            asyncio.create_task(server.http.post(path, json={**fields, "stream": True}))
+            for path, fields in (("/v1/completions", body), ("/generate", {"text": "a"}))
         ]
         whole = asyncio.create_task(server.post("/v1/completions", **body))
         await eventually(lambda: len(server.engine.running) == 3)

@@ -317,14 +317,14 @@ async def test_a_reply_that_is_aborted_has_no_stop_reason_of_its_own(stream: boo
 
 
 async def test_a_format_of_the_output_becomes_its_grammar() -> None:
-    given = {"type": "json_schema", "schema": {"type": "object"}}
+    schema_format = {"type": "json_schema", "schema": {"type": "object"}}
     async with serving() as server:
-        for fields in ({"output_config": {"format": given}}, {"output_format": given}):
+        for fields in ({"output_config": {"format": schema_format}}, {"output_format": schema_format}):
             off = await server.post(MESSAGES, **BODY, **fields)
             assert off.status_code == 400
             assert "output_config.format.schema is refused" in off.json()["error"]["message"]
         other = {"type": "json_schema", "schema": {"type": "object", "minProperties": 1}}
-        two = await server.post(MESSAGES, **BODY, output_config={"format": given}, output_format=other)
+        two = await server.post(MESSAGES, **BODY, output_config={"format": schema_format}, output_format=other)
         assert "output_format is refused with another output_config.format" in two.json()["error"]["message"]
         refused = await server.post(MESSAGES, **BODY, output_config={"format": {"type": "json_object"}})
         assert 'an object of type "json_schema" with a schema' in refused.json()["error"]["message"]

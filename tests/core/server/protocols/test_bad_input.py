@@ -411,14 +411,14 @@ def test_all_openai_parameters_are_known() -> None:
     completions = pytest.importorskip("openai.resources.chat.completions", reason="needs the openai client")
     plain = pytest.importorskip("openai.resources.completions", reason="needs the openai client")
     embeddings = pytest.importorskip("openai.resources.embeddings", reason="needs the openai client")
-    own = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+    client_options = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
     methods = {
         CHAT: completions.Completions.create,
         COMPLETION: plain.Completions.create,
         EMBEDDINGS: embeddings.Embeddings.create,
     }
     for path, method in methods.items():
-        assert set(inspect.signature(method).parameters) - own <= set(REQUEST_BODIES[path].model_fields)
+        assert set(inspect.signature(method).parameters) - client_options <= set(REQUEST_BODIES[path].model_fields)
 
 
 @every(

@@ -30,13 +30,13 @@ pytestmark = pytest.mark.anyio
 async def test_a_shutdown_fails_the_batch_once(tmp_path: Path) -> None:
     async with serving(file_storage_path=tmp_path) as server:
         server.engine.hold = True
-        batch = await start(server, *(line(f"{each}", prompt="a") for each in range(100)))
+        batch = await start(server, *(line(f"{index}", prompt="a") for index in range(100)))
         await eventually(lambda: len(server.engine.running) == runner_module.MAX_LINES_AT_ONCE)
         server.app.state.lifecycle.begin_drain()
         server.engine.hold = False
         batch = await ended(server, batch)
         assert batch["status"] == "failed"
-        assert [each["code"] for each in batch["errors"]["data"]] == ["shutting_down"]
+        assert [error["code"] for error in batch["errors"]["data"]] == ["shutting_down"]
         # Those that ran have ended; the others can be sent again.
         served = runner_module.MAX_LINES_AT_ONCE
         assert batch["request_counts"] == {"total": 100, "completed": served, "failed": 0}
@@ -52,7 +52,7 @@ async def test_a_shutdown_waits_for_the_files_of_a_batch(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(FileWriter, "finish", on_a_slow_disk)
     async with serving(long_and_short(), file_storage_path=tmp_path) as server:
-        batch = await start(server, line("good", prompt="short"), *(line(f"{each}", **LONG) for each in range(100)))
+        batch = await start(server, line("good", prompt="short"), *(line(f"{index}", **LONG) for index in range(100)))
         await counted(server, batch, completed=1)
         app = server.app
         config = uvicorn.Config(app, log_level="warning", lifespan="off", port=0)
@@ -70,7 +70,7 @@ async def test_a_shutdown_waits_for_the_files_of_a_batch(tmp_path: Path, monkeyp
 
 async def test_the_end_of_the_event_loop_keeps_results(tmp_path: Path) -> None:
     async with serving(long_and_short(), file_storage_path=tmp_path) as server:
-        batch = await start(server, line("good", prompt="short"), *(line(f"{each}", **LONG) for each in range(100)))
+        batch = await start(server, line("good", prompt="short"), *(line(f"{index}", **LONG) for index in range(100)))
         await counted(server, batch, completed=1)
         for task in server.app.state.lifecycle.kept:
             task.cancel()
@@ -82,12 +82,12 @@ async def test_the_end_of_the_event_loop_keeps_results(tmp_path: Path) -> None:
 
 async def test_a_dead_engine_fails_the_batch_once(tmp_path: Path) -> None:
     async with serving(FakeEngine(hold=True), file_storage_path=tmp_path) as server:
-        batch = await start(server, *(line(f"{each}", prompt="a") for each in range(100)))
+        batch = await start(server, *(line(f"{index}", prompt="a") for index in range(100)))
         await eventually(lambda: len(server.engine.running) == runner_module.MAX_LINES_AT_ONCE)
         server.engine.die()
         batch = await ended(server, batch)
         assert batch["status"] == "failed"
-        assert [each["code"] for each in batch["errors"]["data"]] == ["engine_dead"]
+        assert [error["code"] for error in batch["errors"]["data"]] == ["engine_dead"]
         assert batch["request_counts"] == {"total": 100, "completed": 0, "failed": 0}
         assert batch["output_file_id"] is batch["error_file_id"] is None
 
@@ -133,7 +133,7 @@ async def test_lines_that_run_at_the_deadline_are_served_and_end_the_batch(
     for lines, status in ((at_once, "completed"), (at_once + 4, "expired")):
         async with serving(FakeEngine(hold=True), file_storage_path=tmp_path) as server:
             monkeypatch.setattr(runner_module, "WINDOW_SECONDS", 3600)
-            batch = await start(server, *(line(f"{each}") for each in range(lines)))
+            batch = await start(server, *(line(f"{index}") for index in range(lines)))
             await eventually(lambda server=server: len(server.engine.running) == at_once)
             monkeypatch.setattr(runner_module, "WINDOW_SECONDS", -1)
             ending = next(iter(server.engine.running))
@@ -150,7 +150,7 @@ async def test_lines_that_run_at_the_deadline_are_served_and_end_the_batch(
 
 async def test_a_file_that_vanishes_fails_the_batch_with_the_reason(tmp_path: Path) -> None:
     async with serving(FakeEngine(hold=True), file_storage_path=tmp_path) as server:
-        batch = await start(server, *(line(f"{each}") for each in range(40)))
+        batch = await start(server, *(line(f"{index}") for index in range(40)))
         await eventually(lambda: len(server.engine.running) == runner_module.MAX_LINES_AT_ONCE)
         (tmp_path / f"{batch['input_file_id']}.data").unlink()  # by somebody else
         server.engine.hold = False
@@ -169,9 +169,9 @@ async def test_results_count_towards_the_storage_as_long_as_they_are_kept(
         batch = await ended(server, await start(server, line("a"), line("b", n=0)))
         listed = (await server.http.get("/v1/files")).json()["data"]
         assert len(listed) == 3
-        assert used(store) == used(FileStore(tmp_path)) == sum(each["bytes"] for each in listed)
-        for each in listed:
-            assert (await server.http.delete(f"/v1/files/{each['id']}")).status_code == 200
+        assert used(store) == used(FileStore(tmp_path)) == sum(file["bytes"] for file in listed)
+        for file in listed:
+            assert (await server.http.delete(f"/v1/files/{file['id']}")).status_code == 200
         assert used(store) == 0
         assert batch["status"] == "completed"
 
@@ -213,7 +213,7 @@ async def test_a_batch_keeps_its_results_when_the_disk_is_full(tmp_path: Path, m
     monkeypatch.setattr(FileWriter, "_write", write_result)
     monkeypatch.setattr(Path, "write_bytes", write_file)
     async with serving(long_and_short(), file_storage_path=tmp_path) as server:
-        batch = await start(server, line("good", prompt="short"), *(line(f"{each}", **LONG) for each in range(20)))
+        batch = await start(server, line("good", prompt="short"), *(line(f"{index}", **LONG) for index in range(20)))
         await counted(server, batch, completed=1)
         full = True
         server.app.state.lifecycle.abort(None)
@@ -233,10 +233,10 @@ async def test_batches_that_are_forgotten_are_those_of_the_key_that_has_most(mon
     runner = object.__new__(BatchRunner)
     owners = {"a1": "a", "b1": "b", "b2": "b", "b3": "b", "b4": "b"}
     statuses = {"b2": "in_progress"}
-    made: dict[str, Any] = {
+    batches: dict[str, Any] = {
         name: SimpleNamespace(status=statuses.get(name, "failed"), caller=SimpleNamespace(owner=owner))
         for name, owner in owners.items()
     }
-    runner._batches = made
+    runner._batches = batches
     runner._forget()
-    assert list(made) == ["a1", "b2", "b4"]
+    assert list(batches) == ["a1", "b2", "b4"]

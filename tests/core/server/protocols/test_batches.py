@@ -75,8 +75,8 @@ async def test_a_batch_through_the_client_of_openai(tmp_path: Path) -> None:
         (error,) = map(json.loads, (await client.files.content(batch.error_file_id)).text.splitlines())
         assert (error["custom_id"], error["response"]["status_code"]) == ("bad", 400)
         assert error["response"]["body"]["error"]["param"] == "messages"
-        assert [each.id async for each in client.batches.list(limit=1)] == [batch.id]
-        listed = {each.id: each.purpose async for each in client.files.list(limit=2)}
+        assert [listed_batch.id async for listed_batch in client.batches.list(limit=1)] == [batch.id]
+        listed = {listed_file.id: listed_file.purpose async for listed_file in client.files.list(limit=2)}
         assert listed == {
             file.id: "batch",
             **dict.fromkeys((batch.output_file_id, batch.error_file_id), "batch_output"),
@@ -84,7 +84,7 @@ async def test_a_batch_through_the_client_of_openai(tmp_path: Path) -> None:
         assert (await client.files.delete(file.id)).deleted
         with pytest.raises(openai.NotFoundError):
             await client.files.retrieve(file.id)
-        assert (await client.files.retrieve(batch.output_file_id)).bytes == sum(len(each) + 1 for each in lines)
+        assert (await client.files.retrieve(batch.output_file_id)).bytes == sum(len(text) + 1 for text in lines)
 
 
 @every(
@@ -100,7 +100,7 @@ async def test_every_line_is_answered_and_counted(
     async with serving(file_storage_path=tmp_path) as server:
         names = [f"line {number}" for number in range(40)]
         batch = await ended(
-            server, await start(server, *(line(each, endpoint, **body) for each in names), endpoint=endpoint)
+            server, await start(server, *(line(name, endpoint, **body) for name in names), endpoint=endpoint)
         )
         assert (batch["status"], batch["error_file_id"]) == ("completed", None)
         assert batch["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
@@ -115,12 +115,12 @@ async def test_every_line_is_answered_and_counted(
 
 async def test_few_lines_run_at_once_and_belong_to_one_owner_of_their_own(tmp_path: Path) -> None:
     async with serving(FakeEngine(hold=True), file_storage_path=tmp_path) as server:
-        batches = [await start(server, *(line(f"{each}", prompt="a") for each in range(30))) for _ in range(2)]
+        batches = [await start(server, *(line(f"{index}", prompt="a") for index in range(30))) for _ in range(2)]
         await eventually(lambda: len(server.engine.running) == runner_module.MAX_LINES_AT_ONCE)
         urgent = asyncio.create_task(server.http.post(COMPLETIONS, json={"prompt": "now"}, headers={"x-api-key": "a"}))
         await eventually(lambda: len(server.engine.running) == runner_module.MAX_LINES_AT_ONCE + 1)
-        specs = [each for each in server.engine.received if isinstance(each, RequestSpec)]
-        assert len({each.owner for each in specs[:-1]}) == 1
+        specs = [message for message in server.engine.received if isinstance(message, RequestSpec)]
+        assert len({spec.owner for spec in specs[:-1]}) == 1
         assert specs[-1].owner not in ("", specs[0].owner)
         for batch in batches:
             await server.http.post(f"/v1/batches/{batch['id']}/cancel")
@@ -136,8 +136,8 @@ async def test_lines_of_responses_are_stored_for_the_key_of_the_batch(tmp_path: 
             server.http.headers["x-api-key"] = key
             body = {"input": "x", "max_output_tokens": 2, **more}
             batch = await start(server, line("a", RESPONSES, **body), endpoint=RESPONSES)
-            done = await ended(server, batch)
-            entry = (await results(server, done["output_file_id"] or done["error_file_id"]))["a"]
+            done_batch = await ended(server, batch)
+            entry = (await results(server, done_batch["output_file_id"] or done_batch["error_file_id"]))["a"]
             return dict(entry["response"]["body"])
 
         first = await answers("one")
@@ -152,7 +152,7 @@ async def test_lines_of_responses_are_stored_for_the_key_of_the_batch(tmp_path: 
 async def test_a_cancelled_batch_frees_everything(tmp_path: Path) -> None:
     async with serving(FakeEngine(hold=True), file_storage_path=tmp_path) as server:
         engine = server.engine
-        batch = await start(server, *(line(f"{each}") for each in range(50)))
+        batch = await start(server, *(line(f"{index}") for index in range(50)))
         await eventually(lambda: len(engine.running) == runner_module.MAX_LINES_AT_ONCE)
         refused = await server.http.delete(f"/v1/files/{batch['input_file_id']}")
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "file_in_use")
@@ -172,7 +172,7 @@ async def test_a_cancelled_batch_frees_everything(tmp_path: Path) -> None:
 
 async def test_results_before_the_cancellation_are_kept(tmp_path: Path) -> None:
     async with serving(long_and_short(), file_storage_path=tmp_path) as server:
-        lines = [line("good", prompt="short"), line("bad", n=0), *(line(f"{each}", **LONG) for each in range(20))]
+        lines = [line("good", prompt="short"), line("bad", n=0), *(line(f"{index}", **LONG) for index in range(20))]
         batch = await start(server, *lines)
         await counted(server, batch, completed=1, failed=1)
         await server.http.post(f"/v1/batches/{batch['id']}/cancel")
@@ -224,14 +224,14 @@ async def test_a_hostile_file_fails_the_batch_with_its_line(
 async def test_the_first_hundred_problems_are_named(tmp_path: Path) -> None:
     async with serving(file_storage_path=tmp_path) as server:
         batch = await ended(server, await start(server, *([7] * 500)))
-        assert [each["line"] for each in batch["errors"]["data"]] == list(range(1, 101))
+        assert [error["line"] for error in batch["errors"]["data"]] == list(range(1, 101))
 
 
 async def test_a_batch_whose_results_do_not_fit_fails_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path, max_bytes=8000)
     monkeypatch.setattr("srv.server.app.FileStore", lambda folder, shared: store)
     async with serving(file_storage_path=tmp_path) as server:
-        batch = await ended(server, await start(server, *(line(f"{each}", prompt="a") for each in range(40))))
+        batch = await ended(server, await start(server, *(line(f"{index}", prompt="a") for index in range(40))))
         assert batch["status"] == "failed"
         assert batch["errors"]["data"][0]["code"] == "file_storage_full"
         assert 0 < batch["request_counts"]["completed"] < 40
@@ -275,15 +275,15 @@ async def test_the_limits_of_a_key_hold_for_the_lines_of_its_batches(
     monkeypatch.setattr(runner_module, "RETRY_SECONDS", 0.01)
     keys = (ClientKey("slow", "one", concurrent_requests=2), ClientKey("free", "two"))
     async with serving(FakeEngine(hold=True), file_storage_path=tmp_path, access=Access(clients=keys)) as server:
-        made = {}
+        batches = {}
         for key in ("slow", "free"):
             server.http.headers["x-api-key"] = key
-            made[key] = await start(server, *(line(f"{each}") for each in range(6)))
+            batches[key] = await start(server, *(line(f"{index}") for index in range(6)))
         await eventually(lambda: len(server.engine.running) == 2 + 6)
-        spaces = {each.namespace for each in server.engine.received if isinstance(each, RequestSpec)}
+        spaces = {message.namespace for message in server.engine.received if isinstance(message, RequestSpec)}
         assert len(spaces) == 2  # of the prefix cache
         server.http.headers["x-api-key"] = "slow"
         refused = await server.http.post(COMPLETIONS, json={"prompt": "a"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         server.engine.hold = False
-        assert (await ended(server, made["slow"]))["request_counts"]["completed"] == 6
+        assert (await ended(server, batches["slow"]))["request_counts"]["completed"] == 6

@@ -30,12 +30,12 @@ async def test_names_of_python_parameters_are_ordinary_variables() -> None:
 async def test_a_template_of_a_request_is_used_if_the_server_trusts_it() -> None:
     asked = {"messages": HELLO, "chat_template": "{{ 1 }}"}
     async with serving(trust_request_chat_template=True) as server:
-        (plain, own) = [
+        (plain, own_tokens) = [
             bytes((await server.post("/tokenize", **body)).json()["tokens"]) for body in ({"messages": HELLO}, asked)
         ]
-        assert own == b"{{ 1 }}" + plain
+        assert own_tokens == b"{{ 1 }}" + plain
         assert (await server.post("/v1/chat/completions", **asked, max_tokens=1)).status_code == 200
-        assert bytes(server.engine.received[-1].tokens) == own
+        assert bytes(server.engine.received[-1].tokens) == own_tokens
         assert (await server.post("/v1/embeddings", **asked)).status_code == 200
         for path, field in (("/tokenize", "prompt"), ("/v1/embeddings", "input")):
             refused = await server.post(path, **{field: "a", "chat_template": "b"})

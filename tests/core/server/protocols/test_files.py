@@ -42,7 +42,7 @@ def field(disposition: bytes, more: bytes = b"") -> dict[str, Any]:
         ({**form(purpose=b"batch"), "content": form(purpose=b"batch")["content"][:-7]}, None, "does not end"),
         ({**form(), "content": FORM % (b"file", b"", b"a") * 2 + b"--x--"}, None, "occurs twice"),
         (
-            {**form(), "content": b"".join(FORM % (b"%d" % each, b"", b"") for each in range(40)) + b"--x--"},
+            {**form(), "content": b"".join(FORM % (b"%d" % index, b"", b"") for index in range(40)) + b"--x--"},
             None,
             "more than 16 fields",
         ),
@@ -119,18 +119,18 @@ async def test_files_stay_in_their_folder_with_their_owner(tmp_path: Path) -> No
     (folder / ("file-" + "0" * 32 + ".json")).write_text("{")
     async with serving(file_storage_path=folder) as server:  # files outlive the server
         listed = (await server.http.get("/v1/files", headers=mine)).json()["data"]
-        assert file in [each["id"] for each in listed]
+        assert file in [entry["id"] for entry in listed]
         assert (await server.http.get(f"/v1/files/{file}/content", headers=mine)).content == jsonl(line("a"))
 
 
 async def test_lists_have_pages(tmp_path: Path) -> None:
     async with serving(file_storage_path=tmp_path) as server:
-        names = sorted([await upload(server, b"%d" % each) for each in range(3)])
+        names = sorted([await upload(server, b"%d" % index) for index in range(3)])
         listed = (await server.http.get("/v1/files?order=asc&limit=2")).json()
         assert (len(listed["data"]), listed["has_more"]) == (2, True)
         rest = (await server.http.get(f"/v1/files?order=asc&after={listed['last_id']}")).json()
         assert (len(rest["data"]), rest["has_more"]) == (1, False)
-        assert sorted(each["id"] for each in listed["data"] + rest["data"]) == names
+        assert sorted(entry["id"] for entry in listed["data"] + rest["data"]) == names
         assert (await server.http.get("/v1/files?purpose=batch_output")).json()["data"] == []
         for query, param in (("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=x", "after")):
             refused = await server.http.get(f"/v1/files?{query}")
@@ -259,7 +259,7 @@ async def test_what_a_crash_left_is_removed_at_the_start(tmp_path: Path) -> None
         (tmp_path / name("4", suffix)).write_text("{")  # an operator may mend it
     async with serving(file_storage_path=tmp_path) as server:
         await eventually(lambda: {path.name for path in tmp_path.iterdir()} == stays)
-        assert [each["id"] for each in (await server.http.get("/v1/files")).json()["data"]] == [kept.id]
+        assert [entry["id"] for entry in (await server.http.get("/v1/files")).json()["data"]] == [kept.id]
     writing.append(b"23")
     assert writing.finish().bytes == 2
     assert used(FileStore(tmp_path)) == 4
@@ -305,9 +305,9 @@ def test_one_owner_may_have_half_of_the_files_and_bytes(tmp_path: Path) -> None:
         store.put("a", "2", "batch", b"x" * 6)
     second = store.put("a", "2", "batch", b"x" * 5)
     again = FileStore(tmp_path, max_files=4, max_bytes=20, shared=True)
-    for each in (store, again):  # what an earlier server has stored counts
+    for file_store in (store, again):  # what an earlier server has stored counts
         with pytest.raises(RequestError, match="2 files of one API key"):
-            each.put("a", "3", "batch", b"")
+            file_store.put("a", "3", "batch", b"")
     store.put("b", "1", "batch", b"x" * 10)
     store.delete("a", second.id)
     store.put("a", "2", "batch", b"x" * 5)

@@ -20,7 +20,7 @@ def test_it_changes_with_weights_and_configuration_only(tmp_path: Path) -> None:
     assert system_fingerprint(facts, resolved()) == first
     assert system_fingerprint(facts, resolved(user(port=1234))) == first
     other_config = {**facts.config, "rms_norm_eps": 0.5}
-    found = {
+    fingerprints = {
         first,
         system_fingerprint(dataclasses.replace(facts, config=other_config), resolved()),
         system_fingerprint(facts, resolved(user(dtype="float32"))),
@@ -28,10 +28,10 @@ def test_it_changes_with_weights_and_configuration_only(tmp_path: Path) -> None:
     for at in (0, len(content) - 1):
         content[at] ^= 1
         weights.write_bytes(content)
-        found.add(system_fingerprint(facts, resolved()))
+        fingerprints.add(system_fingerprint(facts, resolved()))
     weights.write_bytes(content + b"\0")
-    found.add(system_fingerprint(facts, resolved()))
-    assert len(found) == 6
+    fingerprints.add(system_fingerprint(facts, resolved()))
+    assert len(fingerprints) == 6
 
 
 def test_it_changes_with_the_method_by_which_weights_are_quantized_at_load(tmp_path: Path) -> None:
@@ -45,6 +45,6 @@ def test_it_changes_with_the_method_by_which_weights_are_quantized_at_load(tmp_p
         {"torchao_config": "int8wo"},
     ]
     on = manifest(capabilities=CAPABLE | {"fp8_weights", "w8a8", "int8_weights"})
-    found = [system_fingerprint(facts, resolved(user(**values), on)) for values in chosen]
-    assert found[1] == found[2]
-    assert len(set(found)) == 4
+    fingerprints = [system_fingerprint(facts, resolved(user(**values), on)) for values in chosen]
+    assert fingerprints[1] == fingerprints[2]
+    assert len(set(fingerprints)) == 4

@@ -107,12 +107,12 @@ async def test_usage_in_every_chunk() -> None:
     async with serving() as server:
         options = {"continuous_usage_stats": True, "include_usage": True}
         for path in (COMPLETION, CHAT):
-            *chunks, last, done = await server.stream(path, **BODIES[path], stream_options=options)
+            *chunks, last, end = await server.stream(path, **BODIES[path], stream_options=options)
             counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
             assert counts == sorted(counts)
             assert {1, 2} <= {*counts}
             assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {last["usage"]["prompt_tokens"]}
-            assert (last["choices"], last["usage"]["completion_tokens"], done) == ([], 2, "[DONE]")
+            assert (last["choices"], last["usage"]["completion_tokens"], end) == ([], 2, "[DONE]")
         only = await server.stream(COMPLETION, **BODIES[COMPLETION], stream_options={"continuous_usage_stats": True})
         assert all(chunk["choices"] and chunk["usage"] for chunk in only[:-1])
 
@@ -161,7 +161,7 @@ async def test_token_ids_of_prompt_and_output(stream: bool) -> None:
         for path in (COMPLETION, CHAT):
             body = {**BODIES[path], "max_tokens": 9, "return_token_ids": True}
             if stream:
-                chunks = [each for each in (await server.stream(path, **body))[:-1] if each["choices"]]
+                chunks = [chunk for chunk in (await server.stream(path, **body))[:-1] if chunk["choices"]]
             else:
                 chunks = [(await server.post(path, **body)).json()]
             ids = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids", ())]

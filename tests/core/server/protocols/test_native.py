@@ -114,8 +114,8 @@ async def test_logprobs_of_prompt_and_output() -> None:
 async def test_log_probabilities_of_given_tokens_at_every_position() -> None:
     async with serving() as server:
         body: dict[str, Any] = {"text": ["ab", "c"], "sampling_params": {"max_new_tokens": 2}, "return_logprob": True}
-        given = {"logprob_start_len": [0, -1], "token_ids_logprob": [[7, 5], None], "return_text_in_logprobs": True}
-        first, second = (meta["meta_info"] for meta in (await server.post("/generate", **body, **given)).json())
+        options = {"logprob_start_len": [0, -1], "token_ids_logprob": [[7, 5], None], "return_text_in_logprobs": True}
+        first, second = (meta["meta_info"] for meta in (await server.post("/generate", **body, **options)).json())
         entry = [[pytest.approx(-0.007), 7, "\x07"], [pytest.approx(-0.005), 5, "\x05"]]
         assert first["input_token_ids_logprobs"] == [None, entry]
         assert first["output_token_ids_logprobs"] == [entry, entry]
@@ -241,8 +241,11 @@ async def test_refusals_that_need_the_model_name_the_fields_of_the_request(
     params: dict[str, object], field: str
 ) -> None:
     async with serving() as server:
-        for text, given, name in (("a", params, "sampling_params"), (["a", "b"], [{}, params], "sampling_params[1]")):
-            answer = await server.post("/generate", text=text, sampling_params=given)
+        for text, sampling, name in (
+            ("a", params, "sampling_params"),
+            (["a", "b"], [{}, params], "sampling_params[1]"),
+        ):
+            answer = await server.post("/generate", text=text, sampling_params=sampling)
             assert answer.status_code == 400
             assert answer.json()["error"]["param"] == f"{name}.{field}"
             assert answer.json()["error"]["message"].startswith(f"{name}.{field} ")

@@ -260,9 +260,9 @@ async def test_logprobs_of_given_tokens() -> None:
         whole = (await server.post("/v1/chat/completions", **body)).json()["choices"][0]["logprobs"]["content"]
         *chunks, _ = await server.stream("/v1/chat/completions", **body)
         streamed = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
-        assert [entry for each in streamed for entry in each["content"]] == whole
+        assert [entry for chunk in streamed for entry in chunk["content"]] == whole
         for entry in whole:
-            top = {each["token"]: each["logprob"] for each in entry["top_logprobs"]}
+            top = {alternative["token"]: alternative["logprob"] for alternative in entry["top_logprobs"]}
             assert top == pytest.approx({"token_id:7": -0.007, "token_id:33": -0.033, "token_id:5": -0.005})
         answer = (await server.post("/v1/completions", prompt="ab", logprobs=0, echo=True, **listed)).json()
         first, *others = answer["choices"][0]["logprobs"]["top_logprobs"]

@@ -22,11 +22,11 @@ def references(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         if isinstance(value.get("$ref"), str):
             yield value["$ref"]
-        for each in value.values():
-            yield from references(each)
+        for member in value.values():
+            yield from references(member)
     elif isinstance(value, list):
-        for each in value:
-            yield from references(each)
+        for element in value:
+            yield from references(element)
 
 
 async def test_the_document_describes_every_route() -> None:
@@ -45,7 +45,7 @@ async def test_the_document_describes_every_route() -> None:
             operation = document["paths"][path][method]
             identifiers.add(operation["operationId"])
             assert {"200", "default"} <= operation["responses"].keys()
-            named = {each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"}
+            named = {parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "path"}
             assert named == {part[1:-1] for part in path.split("/") if part.startswith("{")}
             assert ("requestBody" in operation) == (method == "post" and path not in WITHOUT_BODY)
         assert len(identifiers) == len(described)
@@ -55,10 +55,10 @@ async def test_bodies_have_fields_and_every_reference_exists() -> None:
     async with serving() as server:
         document = (await server.http.get("/openapi.json")).json()
         for reference in references(document):
-            found: Any = document
+            target: Any = document
             for part in reference.removeprefix("#/").split("/"):
-                found = found[part]
-            assert found
+                target = target[part]
+            assert target
         for path, field in (
             ("/v1/completions", "prompt"),
             ("/generate", "sampling_params"),

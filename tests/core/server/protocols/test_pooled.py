@@ -139,8 +139,8 @@ async def test_cosines_have_no_activation_to_leave_out() -> None:
 async def test_texts_of_models_that_do_not_continue_them_lose_their_end() -> None:
     """As in transformers, whose tokenizers cut the text between the special tokens."""
     async with serving(text=ByteTokenizer(adds_bos=True), pooling=Pooling.CLS, generates=False) as server:
-        for given, keep, kept in (("abcd", 3, (BOS, *b"ab")), ([97, 98, 99, 100], 3, (*b"abc",))):
-            await server.post("/v1/embeddings", input=given, truncate_prompt_tokens=keep)
+        for text_input, keep, kept in (("abcd", 3, (BOS, *b"ab")), ([97, 98, 99, 100], 3, (*b"abc",))):
+            await server.post("/v1/embeddings", input=text_input, truncate_prompt_tokens=keep)
             assert sent(server.engine)[-1].tokens == kept
         refused = await server.post("/v1/embeddings", input="abcd", truncate_prompt_tokens=1)
         assert outcome(refused) == (400, "invalid_value", "truncate_prompt_tokens")
@@ -180,14 +180,14 @@ async def test_scores_of_labels_in_sglangs_forms(
         assert answer["usage"]["prompt_tokens"] == sum(map(len, prompts))
         assert [bytes(spec.tokens) for spec in sent(server.engine)] == prompts
         softmax = (await server.post("/score", **body, apply_softmax=True)).json()["scores"][0]
-        assert softmax == pytest.approx([each / sum(expected) for each in expected])
+        assert softmax == pytest.approx([value / sum(expected) for value in expected])
 
 
 async def test_items_without_labels_are_scored_like_pairs() -> None:
     async with serving(head=ONE_LABEL, pooling=Pooling.CLS, generates=False) as server:
         pairs = (await server.post("/score", text_1="q", text_2=["ab", "c"])).json()["data"]
         answer = (await server.post("/score", query="q", items=["ab", "c"])).json()
-        assert answer["scores"] == [[each["score"]] for each in pairs]
+        assert answer["scores"] == [[pair["score"]] for pair in pairs]
 
 
 @every(

@@ -23,7 +23,7 @@ async def test_a_server_makes_few_folders_until_they_are_removed(
         refused = await server.post("/start_profile")
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "profile_refused")
         assert str(tmp_path) in refused.json()["error"]["message"]
-        made = list(tmp_path.iterdir())
-        assert len(made) == MAX_FOLDERS
-        made[0].rmdir()
+        folders = list(tmp_path.iterdir())
+        assert len(folders) == MAX_FOLDERS
+        folders[0].rmdir()
         assert (await server.post("/start_profile")).status_code == 200

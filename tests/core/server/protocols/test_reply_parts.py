@@ -308,9 +308,9 @@ async def test_items_of_openais_responses(tokens_per_step: int) -> None:
         events = payloads((await server.http.post(RESPONSES, json={**body, "stream": True})).text)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         response = events[-1]["response"]
-        done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
-        assert response["output"] == done
-        reasoning, message, look, stop = done
+        items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+        assert response["output"] == items
+        reasoning, message, look, stop = items
         assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm"}]
         assert message["content"][0]["text"].strip() == "I look."
         assert (look["type"], look["name"], json.loads(look["arguments"])) == (
@@ -319,7 +319,7 @@ async def test_items_of_openais_responses(tokens_per_step: int) -> None:
             {"city": "Rome", "days": 2},
         )
         assert (stop["name"], json.loads(stop["arguments"]), stop["status"]) == ("stop", {}, "completed")
-        assert [item["id"].split("_")[0] for item in done] == ["rs", "msg", "fc", "fc"]
+        assert [item["id"].split("_")[0] for item in items] == ["rs", "msg", "fc", "fc"]
         kinds = [event["type"].removeprefix("response.") for event in events]
         kinds = [kind for index, kind in enumerate(kinds) if index == 0 or kind != kinds[index - 1]]
         call = [
@@ -334,13 +334,13 @@ async def test_items_of_openais_responses(tokens_per_step: int) -> None:
             *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
             *("content_part.done", "output_item.done", *call, *call, "completed"),
         ]
-        for index, item in enumerate(done):
+        for index, item in enumerate(items):
             of_item = [event for event in events if event.get("output_index") == index]
             assert {event["item_id"] for event in of_item if "item_id" in event} == {item["id"]}
         assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 3
         assert response["tools"] == FUNCTIONS
         whole = (await server.post(RESPONSES, **body)).json()
-        assert [item["type"] for item in whole["output"]] == [item["type"] for item in done]
+        assert [item["type"] for item in whole["output"]] == [item["type"] for item in items]
 
 
 async def test_a_conversation_with_calls_and_reasoning_goes_on() -> None:

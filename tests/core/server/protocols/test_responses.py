@@ -70,12 +70,12 @@ async def test_a_stream_has_the_events_of_a_response_in_their_order() -> None:
             "response.output_item.done",
             "response.completed",
         ]
-        created, added, done, completed = events[0], events[2], events[-2], events[-1]
+        created, added, item_done, completed = events[0], events[2], events[-2], events[-1]
         assert (created["response"]["status"], created["response"]["output"]) == ("in_progress", [])
         assert created["response"]["usage"] is None
         assert (added["item"]["status"], added["item"]["content"]) == ("in_progress", [])
-        assert completed["response"]["output"] == [done["item"]]
-        assert {event["item_id"] for event in events if "item_id" in event} == {done["item"]["id"]}
+        assert completed["response"]["output"] == [item_done["item"]]
+        assert {event["item_id"] for event in events if "item_id" in event} == {item_done["item"]["id"]}
         assert "".join(event["delta"] for event in events if "delta" in event) == "Hey"
         assert events[-4]["text"] == "Hey"
 
@@ -335,12 +335,12 @@ async def test_a_stream_that_fails_ends_with_a_failed_response() -> None:
 
 async def test_a_format_of_the_text_becomes_the_grammar_of_the_output() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    given = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    schema_format = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     async with serving() as server:
-        for form, param in (({**given, "schema": 3}, "text.format"), ({"type": "xml"}, "text.format")):
+        for form, param in (({**schema_format, "schema": 3}, "text.format"), ({"type": "xml"}, "text.format")):
             refused = await server.post(RESPONSES, input="a", text={"format": form})
             assert refused.json()["error"]["param"] == param, refused.text
-        off = await server.post(RESPONSES, input="a", text={"format": given})
+        off = await server.post(RESPONSES, input="a", text={"format": schema_format})
         assert (off.status_code, off.json()["error"]["code"]) == (400, "no_grammars")
         assert off.json()["error"]["param"] == "text.format.schema"
         plain = await server.post(RESPONSES, input="a", text={"format": {"type": "text"}}, max_output_tokens=1)

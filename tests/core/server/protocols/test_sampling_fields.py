@@ -66,8 +66,8 @@ def test_the_table_has_every_parameter() -> None:
 async def test_every_parameter_reaches_the_engine(path: str, prompt: dict[str, Any], body: type) -> None:
     fields = {body.spelled[name]: value for name, value in VALUES.items()}
     async with serving() as server:
-        given = {"sampling_params": fields} if body is NativeSampling else fields
-        response = await server.post(path, **prompt, **given)
+        body_fields = {"sampling_params": fields} if body is NativeSampling else fields
+        response = await server.post(path, **prompt, **body_fields)
         assert response.status_code == 200, response.text
         params = server.engine.received[0].params
         assert {name: getattr(params, name) for name in VALUES} == {**VALUES, **AT_THE_ENGINE}
@@ -114,8 +114,8 @@ def test_parameters_of_the_engine_are_those_of_the_client_and_two_resolved_ones(
     ],
 )
 def test_defaults_of_the_operator_have_nothing_that_only_a_request_can_ask_for(field: dict[str, Any]) -> None:
-    given = json.dumps({"temperature": 0.5, **field})
-    resolved = resolve(user(preferred_sampling_params=given, sampling_defaults="openai"))
+    preferred = json.dumps({"temperature": 0.5, **field})
+    resolved = resolve(user(preferred_sampling_params=preferred, sampling_defaults="openai"))
     with pytest.raises(Refusal) as caught:
         sampling_defaults(resolved, model())
     (name,) = field

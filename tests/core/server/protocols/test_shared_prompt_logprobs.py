@@ -19,8 +19,8 @@ pytestmark = pytest.mark.anyio
 def scored(engine: FakeEngine) -> list[bool]:
     """Of each sequence sent to the engine, whether it computes the log-probabilities of its prompt."""
     params = [message.params for message in engine.received if isinstance(message, RequestSpec)]
-    assert not any(isinstance(each, PoolingParams) for each in params)
-    return [isinstance(each, SamplingParams) and each.prompt_logprobs is not None for each in params]
+    assert not any(isinstance(param, PoolingParams) for param in params)
+    return [isinstance(param, SamplingParams) and param.prompt_logprobs is not None for param in params]
 
 
 async def test_each_prompt_is_scored_once_and_each_choice_reports_it() -> None:

@@ -53,7 +53,7 @@ async def test_each_output_of_a_streamed_request_ends_by_itself() -> None:
             texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
         assert texts == ["x", "longer, then "]
         ends = [choice for chunk in chunks if (choice := chunk["choices"][0])["finish_reason"]]
-        assert [each["matched_stop"] for each in ends] == [r"\d\s", r"\d\s"]
+        assert [end["matched_stop"] for end in ends] == [r"\d\s", r"\d\s"]
 
 
 async def test_chat_takes_it_too() -> None:

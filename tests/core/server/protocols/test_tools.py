@@ -134,10 +134,10 @@ async def test_a_stream_says_the_same(step: int) -> None:
         assert [reason for reason in reasons if reason] == ["tool_calls"]
 
 
-@every("transcript", [each for each in TRANSCRIPTS if each.tools != "llama4_pythonic"])
+@every("transcript", [transcript for transcript in TRANSCRIPTS if transcript.tools != "llama4_pythonic"])
 async def test_both_forms_of_a_response_agree_in_all_formats(transcript: Transcript) -> None:
-    found = choose(transcript.tools, transcript.thinks, [])
-    async with replying(transcript.reply, found=found, step=3, text=Template(transcript.prompt)) as server:
+    chosen = choose(transcript.tools, transcript.thinks, [])
+    async with replying(transcript.reply, found=chosen, step=3, text=Template(transcript.prompt)) as server:
         whole = (await server.post(CHAT, messages=HELLO, tools=TOOLS)).json()["choices"][0]
         stream = collected(deltas_of(await server.stream(CHAT, messages=HELLO, tools=TOOLS)))
     for message in (whole["message"], stream):
@@ -291,10 +291,10 @@ async def test_each_output_and_its_logprobs_and_tokens_are_complete() -> None:
         choices = [choice for event in events[:-1] for choice in event["choices"]]
         whole = (await server.post(CHAT, **body)).json()["choices"]
         for index in (0, 1):
-            own = [choice for choice in choices if choice["index"] == index]
-            assert collected([choice["delta"] for choice in own])["tool_calls"][0]["name"] == "weather"
-            tokens = [token for choice in own for token in choice.get("token_ids", ())]
-            scored = [one for choice in own if choice["logprobs"] for one in choice["logprobs"]["content"]]
+            own_choices = [choice for choice in choices if choice["index"] == index]
+            assert collected([choice["delta"] for choice in own_choices])["tool_calls"][0]["name"] == "weather"
+            tokens = [token for choice in own_choices for token in choice.get("token_ids", ())]
+            scored = [one for choice in own_choices if choice["logprobs"] for one in choice["logprobs"]["content"]]
             assert tokens == whole[index]["token_ids"]
             assert scored == whole[index]["logprobs"]["content"]
             assert len(tokens) == len(scored)
@@ -487,28 +487,30 @@ HARMONY = choose("gpt-oss", None, [])
 
 
 @every(
-    ("found", "end", "begins", "inside"),
+    ("reply_format", "end", "begins", "inside"),
     [
         (QWEN, "</think>", ("<think>",), True),
         (HARMONY, "<|end|>", ("<|channel|>analysis<|message|>",), False),
     ],
 )
 async def test_a_budget_of_anthropics_messages_is_the_same(
-    found: ReplyFormat, end: str, begins: tuple[str, ...], inside: bool
+    reply_format: ReplyFormat, end: str, begins: tuple[str, ...], inside: bool
 ) -> None:
-    async with serving(None, Template("<think>"), reply_format=found, grammars=GRAMMARS, **LONG) as server:
+    async with serving(None, Template("<think>"), reply_format=reply_format, grammars=GRAMMARS, **LONG) as server:
         body = {"messages": HELLO, "max_tokens": 2, "model": "tiny"}
         limited = {"thinking": {"type": "enabled", "budget_tokens": 5}}
         assert (await server.post("/v1/messages", **body, **limited)).status_code == 200
         assert (await server.post(CHAT, **body, thinking_token_budget=5)).status_code == 200
-        first, second = (each.params.thinking for each in server.engine.received if isinstance(each, RequestSpec))
+        first, second = (
+            message.params.thinking for message in server.engine.received if isinstance(message, RequestSpec)
+        )
         assert first == second
         assert (first.tokens, first.end, first.begins, first.inside) == (5, tuple(end.encode()), begins, inside)
         refused = await server.post("/v1/messages", **body, **limited, allowed_token_ids=[5])
         assert "thinking.budget_tokens is refused" in refused.json()["error"]["message"]
     async with serving(None, Template(), reply_format=ReplyFormat(), grammars=GRAMMARS, **LONG) as server:
         assert (await server.post("/v1/messages", **body, **limited)).status_code == 200  # it has no reasoning
-        assert [each.params.thinking for each in server.engine.received] == [None]
+        assert [message.params.thinking for message in server.engine.received] == [None]
 
 
 class WithoutBytes(Template):
@@ -531,7 +533,7 @@ async def test_endpoints_without_a_budget_refuse_its_name(path: str) -> None:
 
 
 @every(
-    ("found", "changes", "fields", "code", "part"),
+    ("reply_format", "changes", "fields", "code", "part"),
     [
         (ONE_BYTE, {}, {}, "no_grammars", "start it with a grammar backend"),
         (ReplyFormat(), {"grammars": GRAMMARS}, {}, "not_implemented", "--reasoning-parser NAME"),
@@ -546,9 +548,9 @@ async def test_endpoints_without_a_budget_refuse_its_name(path: str) -> None:
     ],
 )
 async def test_a_budget_that_cannot_be_kept_is_refused(
-    found: ReplyFormat, changes: dict[str, Any], fields: dict[str, Any], code: str, part: str
+    reply_format: ReplyFormat, changes: dict[str, Any], fields: dict[str, Any], code: str, part: str
 ) -> None:
-    async with serving(None, Template("<think>"), reply_format=found, **changes, **LONG) as server:
+    async with serving(None, Template("<think>"), reply_format=reply_format, **changes, **LONG) as server:
         response = await server.post(CHAT, **{"messages": HELLO, "thinking_token_budget": 5, **fields})
         assert response.status_code == 400
         error = response.json()["error"]

@@ -124,11 +124,13 @@ async def test_a_key_that_floods_refuses_no_other_key(monkeypatch: pytest.Monkey
         assert (caught.value.status, caught.value.code) == (503, "too_many_grammars")
         busy.set()
         assert (await shared).grammar.text == f"a{PROCESSES + MAX_WAITING - 1}"
-        assert [(await each).grammar.text for each in others] == ["b0", "b1", "b2"]
+        assert [(await other).grammar.text for other in others] == ["b0", "b1", "b2"]
         refused = [
-            each for each in await asyncio.gather(*flood, return_exceptions=True) if isinstance(each, RequestError)
+            result
+            for result in await asyncio.gather(*flood, return_exceptions=True)
+            if isinstance(result, RequestError)
         ]
-        assert [each.code for each in refused] == ["too_many_grammars"] * len(refused)
+        assert [rejection.code for rejection in refused] == ["too_many_grammars"] * len(refused)
         assert 3 <= len(refused) <= 4
     finally:
         busy.set()

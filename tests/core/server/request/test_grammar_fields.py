@@ -55,9 +55,9 @@ def test_a_json_object_may_have_a_schema() -> None:
 def test_an_empty_pattern_of_white_space_means_none_in_both_fields() -> None:
     schema = from_json_schema({}, param="guided_json")
     body = SimpleNamespace(guided_json=schema, guided_whitespace_pattern="")
-    found = fields.grammar_of(body)
+    constraint = fields.grammar_of(body)
     read = TypeAdapter[GrammarSource](fields.StructuredOutputs).validate_python
     other = read({"json": {}, "whitespace_pattern": ""})
-    assert found is not None
-    assert found.whitespace_pattern == other.whitespace_pattern == ""
+    assert constraint is not None
+    assert constraint.whitespace_pattern == other.whitespace_pattern == ""
     assert fields.grammar_of(SimpleNamespace(guided_json=schema, guided_whitespace_pattern=None)) == schema

@@ -57,8 +57,8 @@ def run(target: IncrementalDetokenizer, tokens: Sequence[int], splits: Sequence[
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    found = [(text.find(stop), len(stop), stop) for stop in stops if stop in text]
-    return (min(found)[0], min(found)[2]) if found else None
+    stops_in_text = [(text.find(stop), len(stop), stop) for stop in stops if stop in text]
+    return (min(stops_in_text)[0], min(stops_in_text)[2]) if stops_in_text else None
 
 
 @settings(max_examples=300, deadline=None)

@@ -28,9 +28,9 @@ FIELDS = {"prefix": "<", "body": "{query}|{document}", "suffix": ">", "instructi
     ("first", "second"), [("a b c", "d e f g h i"), ("a b c d e f g h", "i"), ("", "a"), ("a b", "c d")]
 )
 def test_pairs_are_those_of_transformers(first: str, second: str, keep: int | None, tmp_path: Path) -> None:
-    made = tokenizer()
-    made.save(str(tmp_path / "tokenizer.json"))
-    reference = PreTrainedTokenizerFast(tokenizer_object=made)
+    fast = tokenizer()
+    fast.save(str(tmp_path / "tokenizer.json"))
+    reference = PreTrainedTokenizerFast(tokenizer_object=fast)
     wanted = reference(
         first, second, truncation=keep is not None, max_length=keep, return_token_type_ids=True, verbose=False
     )
@@ -42,10 +42,10 @@ def test_pairs_are_those_of_transformers(first: str, second: str, keep: int | No
 
 @pytest.mark.parametrize("added", ["[CLS] $A [SEP]", "$A [SEP]", "[CLS] $A", "$A"])
 def test_texts_are_shortened_as_in_transformers(added: str, tmp_path: Path) -> None:
-    made = tokenizer()
-    made.post_processor = TemplateProcessing(single=added, special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
-    made.save(str(tmp_path / "tokenizer.json"))
-    reference = PreTrainedTokenizerFast(tokenizer_object=made)
+    fast = tokenizer()
+    fast.post_processor = TemplateProcessing(single=added, special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
+    fast.save(str(tmp_path / "tokenizer.json"))
+    reference = PreTrainedTokenizerFast(tokenizer_object=fast)
     text = load_tokenizer(str(tmp_path))
     for keep in (3, 4, 7):
         wanted = reference("a b c d e f", truncation=True, max_length=keep, verbose=False)["input_ids"]
@@ -72,30 +72,30 @@ def test_a_template_is_a_name_or_a_file(tmp_path: Path) -> None:
     assert text.endswith("<Query>: q\n<Document>: d")
     assert qwen.suffix == "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     (tmp_path / "own.json").write_text(json.dumps({**FIELDS, "yes": "1", "no": "0"}))
-    own = read_score_template(str(tmp_path / "own.json"))
-    assert (own.filled("{document}", "d", None), own.yes) == ("{document}|d", "1")
+    own_template = read_score_template(str(tmp_path / "own.json"))
+    assert (own_template.filled("{document}", "d", None), own_template.yes) == ("{document}|d", "1")
 
 
 def test_answers_are_single_tokens_of_the_tokenizer_or_those_of_the_checkpoint(tmp_path: Path) -> None:
     tokenizer().save(str(tmp_path / "tokenizer.json"))
     text, qwen = load_tokenizer(str(tmp_path)), SCORE_TEMPLATES["qwen3_reranker"]
-    own = ScoreTemplate("", "{query}{document}", "", "", yes="no", no="yes")
+    own_template = ScoreTemplate("", "{query}{document}", "", "", yes="no", no="yes")
     named = PooledHead(yes_no=(50, 60))
     assert answer_tokens(qwen, PooledHead(), text) == (4, 5)
     assert answer_tokens(qwen, named, text) == (50, 60)
-    assert answer_tokens(own, named, text) == (5, 4)  # the checkpoint knows nothing of this template
+    assert answer_tokens(own_template, named, text) == (5, 4)  # the checkpoint knows nothing of this template
     with pytest.raises(ModelError, match="not single tokens"):
-        answer_tokens(replace(own, no="nay"), PooledHead(), text)
+        answer_tokens(replace(own_template, no="nay"), PooledHead(), text)
 
 
 def test_texts_in_lower_case_need_a_tokenizer_that_makes_them_so(tmp_path: Path) -> None:
-    made = tokenizer()
-    made.save(str(tmp_path / "tokenizer.json"))
+    fast = tokenizer()
+    fast.save(str(tmp_path / "tokenizer.json"))
     check_case(PooledHead(), load_tokenizer(str(tmp_path)))
     with pytest.raises(ModelError, match="do_lower_case"):
         check_case(PooledHead(lower_case=True), load_tokenizer(str(tmp_path)))
-    made.normalizer = Lowercase()
-    made.save(str(tmp_path / "tokenizer.json"))
+    fast.normalizer = Lowercase()
+    fast.save(str(tmp_path / "tokenizer.json"))
     check_case(PooledHead(lower_case=True), load_tokenizer(str(tmp_path)))
 
 

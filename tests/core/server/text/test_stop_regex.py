@@ -37,12 +37,12 @@ def run(
     matcher, released = RegexMatcher(StopRegex(patterns), include), ""
     bounds = [0, *sorted(split % (len(text) + 1) for split in splits), len(text)]
     for begin, end in pairwise(bounds):
-        more, found = matcher.feed(text[begin:end], final=False)
+        more, match = matcher.feed(text[begin:end], final=False)
         released += more
-        if found is not None:
-            return released, found
-    more, found = matcher.feed("", final=True)
-    return released + more, found
+        if match is not None:
+            return released, match
+    more, match = matcher.feed("", final=True)
+    return released + more, match
 
 
 def first_end(pattern: str, text: str) -> tuple[int, int] | None:
@@ -145,12 +145,12 @@ def test_a_stop_string_is_looked_for_first_and_several_tokens_at_once_change_not
 
     whole = target().push(tokens, final=True)
     text = codec.decode(tokens, True)
-    found = min(((text.find(stop), len(stop), stop) for stop in stops if stop in text), default=(len(text), 0, None))
-    before, match = run([pattern], text[: found[0]], include=include)
+    earliest = min(((text.find(stop), len(stop), stop) for stop in stops if stop in text), default=(len(text), 0, None))
+    before, match = run([pattern], text[: earliest[0]], include=include)
     if match is not None:
         assert (whole.text, whole.stop_string) == (before, pattern)
     else:
-        assert (whole.text, whole.stop_string) == (text[: found[0] + found[1] * include], found[2])
+        assert (whole.text, whole.stop_string) == (text[: earliest[0] + earliest[1] * include], earliest[2])
     one, released = target(), ""
     for token in tokens:
         delta = one.push([token], final=False)

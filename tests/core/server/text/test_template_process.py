@@ -33,7 +33,7 @@ def render(template: TemplateProcess, **extra: Any) -> str:
 
 
 def children() -> list[psutil.Process]:
-    return [each for each in psutil.Process().children() if "template_child" in " ".join(each.cmdline())]
+    return [child for child in psutil.Process().children() if "template_child" in " ".join(child.cmdline())]
 
 
 @pytest.fixture
@@ -111,8 +111,8 @@ def test_a_process_that_is_stopped_or_killed_is_replaced() -> None:
         render(template, more="x" * 200_000)  # more than a pipe holds
     assert (caught.value.code, caught.value.status) == ("chat_template_busy", 503)
     template_again = TemplateProcess({"default": CHATML}, {}, "test model")
-    for each in children():
-        each.kill()
+    for process in children():
+        process.kill()
     with pytest.raises(RequestError, match="status -9") as caught:
         render(template_again)
     assert caught.value.status == 503
@@ -153,9 +153,9 @@ def test_a_closed_template_renders_no_more() -> None:
 
 
 def test_a_template_that_is_dropped_leaves_no_process() -> None:
-    before = {each.pid for each in children()}
+    before = {child.pid for child in children()}
     template = load(CHATML)
-    (pid,) = {each.pid for each in children()} - before
+    (pid,) = {child.pid for child in children()} - before
     del template
     assert not psutil.pid_exists(pid)
 

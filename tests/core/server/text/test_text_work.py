@@ -168,9 +168,9 @@ async def test_a_text_that_cannot_be_encoded_fails_alone_among_those_gathered() 
 
     gathering = Gathering(encode, 4, 60)
     texts = ["a", "bad", "ccc", "dd"]
-    found = await asyncio.gather(*(gathering.encode(text, text == "a") for text in texts), return_exceptions=True)
-    assert [found[0], found[2], found[3]] == [[1, True], [3, False], [2, False]]
-    assert isinstance(found[1], RequestError)
+    results = await asyncio.gather(*(gathering.encode(text, text == "a") for text in texts), return_exceptions=True)
+    assert [results[0], results[2], results[3]] == [[1, True], [3, False], [2, False]]
+    assert isinstance(results[1], RequestError)
     assert calls == [1, 3, 1, 1, 1]
 
 
@@ -186,9 +186,9 @@ async def test_no_text_waits_for_ever_if_encoding_fails() -> None:
 
     gathering = Gathering(encode, 3, 60)
     calls = (gathering.encode(text, special=True) for text in ("bad", "a", "bb"))
-    found = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
-    assert isinstance(found[0], OSError)
-    assert found[1:] == [[1], [2]]
+    results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
+    assert isinstance(results[0], OSError)
+    assert results[1:] == [[1], [2]]
 
 
 class Vocabulated(ByteTokenizer):

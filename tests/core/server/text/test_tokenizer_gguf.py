@@ -187,8 +187,8 @@ def test_loading_the_demo_model_imports_neither_torch_nor_transformers() -> None
         "import srv.server.text.tokenizer; read_gguf(demo_model());"
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert process.stdout.strip() == "[]"
 
 
 def byte_level_metadata(**changes: Any) -> dict[str, Any]:
@@ -254,9 +254,9 @@ SPLITS = {
 
 @every("name", SPLITS)
 def test_words_that_a_pre_tokenizer_makes(name: str) -> None:
-    made = PRE_TOKENIZERS[name].build().pre_tokenize_str(WORDS)
+    pieces = PRE_TOKENIZERS[name].build().pre_tokenize_str(WORDS)
     encoded = ["".join(CHARACTER_OF_BYTE[byte] for byte in word.encode()) for word in SPLITS[name]]
-    assert [word for word, _ in made] == encoded
+    assert [word for word, _ in pieces] == encoded
 
 
 @every("name", sorted(PRE_TOKENIZERS))

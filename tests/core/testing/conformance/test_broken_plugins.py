@@ -97,12 +97,12 @@ class Fault:
     def checks(self) -> tuple[Level, list[str]]:
         """The level to run, and the checks: all up to L2. Above L2, where each check starts an engine, only greedy
         output and the check for the fault."""
-        static = [each.name for each in CHECKS if each.level is Level.L0]
+        static = [check.name for check in CHECKS if check.level is Level.L0]
         if self.ranks:
             return self.level, [*static, *(name for name in RANKS if self.level is Level.L3 or "engine" not in name)]
         if self.level <= Level.L2:
             return Level.L2, []
-        lower = [each.name for each in CHECKS if each.level <= Level.L2]
+        lower = [check.name for check in CHECKS if check.level <= Level.L2]
         return self.level, list(dict.fromkeys((*lower, "engine.greedy", self.check)))
 
 
@@ -160,7 +160,7 @@ def conformance(plugin: str, folder: Path, environment: Mapping[str, str], templ
     waits = {"SRV_TOY_ASYNCHRONOUS": "1"} if fault and fault.asynchronous else {}
     report = folder / "report.jsonl"
     path = [str(folder), *filter(None, [environment.get("PYTHONPATH")])]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", RUN, plugin, level.name, str(report), *map(str, templates.descriptors()), *only],
         env={**environment, "PYTHONPATH": os.pathsep.join(path), **waits},
         pass_fds=templates.descriptors(),
@@ -169,7 +169,7 @@ def conformance(plugin: str, folder: Path, environment: Mapping[str, str], templ
         timeout=PATIENCE_S,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
     return read_report(report)
 
 
@@ -181,8 +181,8 @@ class Reports(dict[str, "Future[Report]"]):
         self._submit = submit
 
     def __missing__(self, plugin: str) -> Future[Report]:
-        self[plugin] = made = self._submit(plugin)
-        return made
+        self[plugin] = future = self._submit(plugin)
+        return future
 
 
 @pytest.fixture(scope="module")
@@ -205,10 +205,10 @@ def reports(
             def submit(plugin: str) -> Future[Report]:
                 return pool.submit(conformance, plugin, tmp_path_factory.mktemp(plugin), environment, templates)
 
-            found = Reports(submit)
+            futures = Reports(submit)
             if "PYTEST_XDIST_WORKER" not in environment:  # otherwise another worker runs some of the tests
-                found.update({plugin: submit(plugin) for plugin in dict.fromkeys(plugins)})
-            yield found
+                futures.update({plugin: submit(plugin) for plugin in dict.fromkeys(plugins)})
+            yield futures
         finally:
             pool.shutdown(cancel_futures=True)
             for template in templates:
@@ -216,12 +216,12 @@ def reports(
 
 
 def as_text(outcomes: tuple[Outcome, ...]) -> str:
-    return "\n".join(f"{each.check}: {each.status}: {each.message} {each.remedy}" for each in outcomes)
+    return "\n".join(f"{outcome.check}: {outcome.status}: {outcome.message} {outcome.remedy}" for outcome in outcomes)
 
 
 def assert_caught(report: Report, fault: Fault) -> None:
-    causes = [each for each in report.failures if MAY_BE_THE_CAUSE not in each.message]
-    assert [each.check for each in causes] == [fault.check], as_text(report.outcomes)
+    causes = [candidate for candidate in report.failures if MAY_BE_THE_CAUSE not in candidate.message]
+    assert [cause.check for cause in causes] == [fault.check], as_text(report.outcomes)
     assert report.failures[0] is causes[0], "what is due to it comes behind it"
     (failure,) = causes
     assert failure.level is fault.level
@@ -246,10 +246,10 @@ def test_attention_is_judged_although_keys_and_values_are_stored_wrongly(
     fault: Fault, reports: Mapping[str, Future[Report]]
 ) -> None:
     report = reports[fault.plugin].result()
-    unjudged = {each.check for each in report.of("skipped") if f"{fault.check} failed" in each.message}
+    unjudged = {outcome.check for outcome in report.of("skipped") if f"{fault.check} failed" in outcome.message}
     graphs = {check.name for check in GRAPHS}
-    assert graphs - {each.check for each in reports["unbroken"].result().of("skipped")} <= unjudged <= graphs
-    passed = {each.check for each in report.of("passed")}
+    assert graphs - {outcome.check for outcome in reports["unbroken"].result().of("skipped")} <= unjudged <= graphs
+    passed = {outcome.check for outcome in report.of("passed")}
     assert {"attention.several_pages", "attention.gqa", "attention.extend", "attention.window_pages"} <= passed
 
 
@@ -257,8 +257,8 @@ def test_attention_is_judged_although_keys_and_values_are_stored_wrongly(
 @pytest.mark.parametrize("fault", AT_BOUNDARIES, ids=lambda fault: fault.plugin)
 def test_a_fault_at_page_boundaries_hides_no_other(fault: Fault, reports: Mapping[str, Future[Report]]) -> None:
     report = reports[fault.plugin].result()
-    assert not [each.check for each in report.of("skipped") if f"{fault.check} failed" in each.message]
-    passed = {each.check for each in report.of("passed")}
+    assert not [outcome.check for outcome in report.of("skipped") if f"{fault.check} failed" in outcome.message]
+    passed = {outcome.check for outcome in report.of("passed")}
     assert {"attention.gqa", "attention.window", "attention.layers", "attention.head_dims", "graph.replay"} <= passed
 
 
@@ -267,7 +267,9 @@ def test_a_fault_at_page_boundaries_hides_no_other(fault: Fault, reports: Mappin
 def test_the_plugin_without_a_fault_passes(plugin: str, reports: Mapping[str, Future[Report]]) -> None:
     report = reports[plugin].result()
     assert report.passed, as_text(report.failures)
-    assert {each.level for each in report.of("passed")} == {Level.L0, Level.L1, Level.L2}, as_text(report.outcomes)
+    assert {outcome.level for outcome in report.of("passed")} == {Level.L0, Level.L1, Level.L2}, as_text(
+        report.outcomes
+    )
 
 
 def test_every_check_that_a_fault_names_is_one_of_the_kit() -> None:

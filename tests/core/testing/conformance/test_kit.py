@@ -209,15 +209,15 @@ def test_names_are_unique_and_levels_in_order() -> None:
     assert [check.level for check in CHECKS] == sorted(check.level for check in CHECKS)
 
 
-@pytest.mark.parametrize("found", CHECKS, ids=lambda check: check.name)
-def test_a_check_is_there_and_builds_on_checks_before_it(found: Check) -> None:
-    assert callable(pkgutil.resolve_name(f"srv.testing.conformance.{found.target}"))
-    assert found.summary
-    assert found.remedy.endswith(".")
-    before = CHECKS[: CHECKS.index(found)]
-    own = found.name.partition(".")[0]
-    for name in found.after:
-        assert name in (found.name, own) or any(name in (each.name, each.group) for each in before), name
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_a_check_is_there_and_builds_on_checks_before_it(check: Check) -> None:
+    assert callable(pkgutil.resolve_name(f"srv.testing.conformance.{check.target}"))
+    assert check.summary
+    assert check.remedy.endswith(".")
+    before = CHECKS[: CHECKS.index(check)]
+    group = check.name.partition(".")[0]
+    for name in check.after:
+        assert name in (check.name, group) or any(name in (entry.name, entry.group) for entry in before), name
 
 
 def test_each_level_builds_on_what_is_below_it() -> None:
@@ -464,13 +464,13 @@ def pytest_run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str
 
 
 def test_the_checks_run_as_tests(tmp_path: Path) -> None:
-    done = pytest_run("--srv-device", "toy", "--srv-level", "L0", "--srv-report", "out.jsonl", folder=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = pytest_run("--srv-device", "toy", "--srv-level", "L0", "--srv-report", "out.jsonl", folder=tmp_path)
+    assert process.returncode == 0, process.stdout + process.stderr
     report = read_report(tmp_path / "out.jsonl")
-    assert f"{len(report.outcomes)} passed" in done.stdout
+    assert f"{len(report.outcomes)} passed" in process.stdout
 
 
 def test_without_a_device_the_tests_skip_and_say_why(tmp_path: Path) -> None:
-    done = pytest_run(folder=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "give --srv-device NAME" in done.stdout
+    process = pytest_run(folder=tmp_path)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "give --srv-device NAME" in process.stdout

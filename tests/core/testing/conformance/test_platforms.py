@@ -164,14 +164,14 @@ def test_the_suite_passes(case: Case, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "srv", "conformance", "run", "--device", case.platform, "--level", level]
     paths = [str(ROOT / "plugins" / "gpu_simulator"), os.environ.get("PYTHONPATH", "")]
     environment = {**inherited(), **case.environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--report", str(report)], capture_output=True, text=True, timeout=900, check=False, env=environment
     )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert process.returncode == 0, process.stdout[-6000:] + process.stderr[-3000:]
     run, *outcomes = map(json.loads, report.read_text(encoding="utf-8").splitlines())
     assert (run["level"], run["device"]["platform"]) == (level, case.platform)
     assert surprises(outcomes, case) == []
-    passed = {each["level"] for each in outcomes if each["status"] == "passed"}
+    passed = {outcome["level"] for outcome in outcomes if outcome["status"] == "passed"}
     assert sorted(passed) == LEVELS[: LEVELS.index(level) + 1]
 
 
@@ -201,7 +201,7 @@ def ran(request: pytest.FixtureRequest) -> Ran:
     for name in ("doctor.json", "conformance.jsonl", "evidence.jsonl"):
         (case.out / name).unlink(missing_ok=True)
     before = evidence()
-    done = subprocess.run(
+    process = subprocess.run(
         [
             "bash",
             "ci/platform.sh",
@@ -216,7 +216,7 @@ def ran(request: pytest.FixtureRequest) -> Ran:
         cwd=ROOT,
         env={**inherited(), "PYTHON": sys.executable, **case.environment},
     )
-    return Ran(case, done, before, evidence())
+    return Ran(case, process, before, evidence())
 
 
 def test_the_script_ends_well_and_adds_nothing_to_the_matrix(ran: Ran) -> None:
@@ -239,15 +239,15 @@ def test_it_conforms_to_level_4(ran: Ran) -> None:
     assert run["device"]["simulated"] is ran.case.simulated
     assert ran.case.device in (ran.case.platform, f"{ran.case.platform}:{run['device']['variant']}")
     assert surprises(outcomes, ran.case) == []
-    assert sorted({each["level"] for each in outcomes if each["status"] == "passed"}) == LEVELS
+    assert sorted({outcome["level"] for outcome in outcomes if outcome["status"] == "passed"}) == LEVELS
 
 
 def surprises(outcomes: list[dict[str, Any]], case: Case) -> list[str]:
     """Every outcome that is neither a pass nor an expected skip, as a line."""
     return [
-        f"{each['check']} {each['status']}: {each['message']} {each['remedy']}"
-        for each in outcomes
-        if each["status"] != "passed" and not (each["status"] == "skipped" and each["check"] in case.skipped)
+        f"{outcome['check']} {outcome['status']}: {outcome['message']} {outcome['remedy']}"
+        for outcome in outcomes
+        if outcome["status"] != "passed" and not (outcome["status"] == "skipped" and outcome["check"] in case.skipped)
     ]
 
 

@@ -115,7 +115,7 @@ def test_a_replay_runs_in_order_with_the_values_of_its_call(sim: SimulatedAccele
         graph.replay()
         results.append(sim.pinned((2,), torch.float32).copy_(y, non_blocking=True))
     sim.synchronize()
-    assert [each.tolist() for each in results] == [[2.0, 2.0], [3.0, 3.0]]
+    assert [result.tolist() for result in results] == [[2.0, 2.0], [3.0, 3.0]]
 
 
 def test_an_error_of_an_operator_is_raised_where_the_host_waits(sim: SimulatedAccelerator) -> None:

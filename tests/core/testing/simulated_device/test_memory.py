@@ -111,6 +111,6 @@ def test_a_host_program_that_reads_a_device_address_faults() -> None:
         "install('sim', SimulatedAccelerator, lambda: SimulatedAccelerator('sim', 1 << 20));"
         "x = torch.ones(4, device='sim'); print(x.tolist(), flush=True); ctypes.string_at(x.data_ptr(), 16)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout == "[1.0, 1.0, 1.0, 1.0]\n"
-    assert done.returncode == -signal.SIGSEGV
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert process.stdout == "[1.0, 1.0, 1.0, 1.0]\n"
+    assert process.returncode == -signal.SIGSEGV

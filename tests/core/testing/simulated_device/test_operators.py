@@ -151,8 +151,8 @@ def test_out_arguments_are_written_and_returned() -> None:
 
 def test_strides_that_change_in_place_are_followed() -> None:
     host, x = torch.empty(1, 2, 2, 3), torch.empty(1, 2, 2, 3, device="sim")
-    for each in (host, x):
-        each.resize_(1, 2, 2, 3, memory_format=torch.channels_last)
+    for tensor in (host, x):
+        tensor.resize_(1, 2, 2, 3, memory_format=torch.channels_last)
     assert x.stride() == host.stride() == (12, 1, 6, 2)
 
 
@@ -182,15 +182,15 @@ def test_foreach_in_place() -> None:
 def test_tensors_pass_between_inference_mode_and_the_rest() -> None:
     normal = torch.ones(3, device="sim")
     with torch.inference_mode():
-        made = normal * 2
+        doubled = normal * 2
         normal.add_(1)
-        made.add_(normal)
-    assert made.is_inference()
+        doubled.add_(normal)
+    assert doubled.is_inference()
     assert not normal.is_inference()
     normal.add_(1)
-    assert (made + normal).tolist() == [7, 7, 7]
+    assert (doubled + normal).tolist() == [7, 7, 7]
     with pytest.raises(RuntimeError, match=r"[Ii]nference"):
-        made.add_(1)
+        doubled.add_(1)
 
 
 def test_gradients_flow() -> None:

@@ -47,20 +47,20 @@ def test_a_copy_from_the_host_reads_at_once() -> None:
 
 def test_an_event_is_complete_once_its_stream_got_there() -> None:
     stream = Stream()
-    done: list[str] = []
+    order: list[str] = []
     event = Event()
     assert event.query()
-    stream.enqueue(lambda: done.append("first"))
+    stream.enqueue(lambda: order.append("first"))
     event.record(stream)
-    stream.enqueue(lambda: done.append("second"))
+    stream.enqueue(lambda: order.append("second"))
     assert not event.query()
     event.synchronize()
     assert event.query()
-    assert done == ["first"]
+    assert order == ["first"]
     assert not stream.query()
     stream.synchronize()
     assert stream.query()
-    assert done == ["first", "second"]
+    assert order == ["first", "second"]
 
 
 def test_looking_often_enough_sees_the_event_complete() -> None:
@@ -80,31 +80,31 @@ def test_an_event_recorded_again_marks_the_new_place() -> None:
 
 def test_a_stream_waits_for_another() -> None:
     first, second = Stream(), Stream()
-    done: list[str] = []
-    first.enqueue(lambda: done.append("first"))
+    order: list[str] = []
+    first.enqueue(lambda: order.append("first"))
     second.wait_stream(first)
-    second.enqueue(lambda: done.append("second"))
+    second.enqueue(lambda: order.append("second"))
     second.synchronize()
-    assert done == ["first", "second"]
+    assert order == ["first", "second"]
 
 
 def test_waiting_for_an_event_means_the_place_it_marked_then() -> None:
     first, second = Stream(), Stream()
     event = first.record_event()
     second.wait_event(event)
-    done: list[str] = []
-    first.enqueue(lambda: done.append("later"))
+    order: list[str] = []
+    first.enqueue(lambda: order.append("later"))
     event.record(first)
     second.synchronize()
-    assert done == []
+    assert order == []
 
 
 def test_a_full_queue_holds_the_host_up() -> None:
     stream = Stream()
-    done: list[int] = []
+    order: list[int] = []
     for index in range(QUEUE_LIMIT + 3):
-        stream.enqueue(lambda index=index: done.append(index))  # type: ignore[misc]
-    assert done == [0, 1, 2]
+        stream.enqueue(lambda index=index: order.append(index))  # type: ignore[misc]
+    assert order == [0, 1, 2]
 
 
 def test_the_current_stream_belongs_to_the_thread(sim: SimulatedAccelerator) -> None:

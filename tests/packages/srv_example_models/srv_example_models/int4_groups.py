@@ -23,10 +23,10 @@ NAME = "int4_groups"
 
 
 def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
-    stated = config.get("quantization_config")
-    if not isinstance(stated, Mapping) or stated.get("quant_method") != NAME:
+    quant_config = config.get("quantization_config")
+    if not isinstance(quant_config, Mapping) or quant_config.get("quant_method") != NAME:
         return False
-    bits, size = stated.get("bits"), stated.get("group_size")
+    bits, size = quant_config.get("bits"), quant_config.get("group_size")
     if bits != 4:
         return f"it has weights of {bits} bits, not 4"
     if not isinstance(size, int) or size < 2 or size % 2:

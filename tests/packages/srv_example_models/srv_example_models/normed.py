@@ -33,11 +33,11 @@ def tree(config: Mapping[str, Any]) -> Part:
 
 def _of_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with the rotary embedding of all layers, which transformers has for each kind of them."""
-    given = config.get("rope_parameters") or {}
-    ropes = [given[kind] for kind in KINDS if kind in given]
+    parameters = config.get("rope_parameters") or {}
+    ropes = [parameters[kind] for kind in KINDS if kind in parameters]
     if any(rope != ropes[0] for rope in ropes):
         raise UnsupportedConfig("rope_parameters of layers with a window that differ from those of the others")
-    return {**config, "rope_parameters": ropes[0] if ropes else given}
+    return {**config, "rope_parameters": ropes[0] if ropes else parameters}
 
 
 ARCHITECTURE = Architecture(

@@ -24,10 +24,10 @@ def attention(context: BackendContext) -> Any:
 
     class Forgetful(ToyPagedAttention):
         def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
-            made = super().plan(batch)
-            if isinstance(made, GraphMetadata) or context.kv is None or context.kv.layout.group.key_dim != 128:
-                return made
-            return replace(made, tiles=tuple(_own_chunk(tile) for tile in made.tiles))
+            metadata = super().plan(batch)
+            if isinstance(metadata, GraphMetadata) or context.kv is None or context.kv.layout.group.key_dim != 128:
+                return metadata
+            return replace(metadata, tiles=tuple(_own_chunk(tile) for tile in metadata.tiles))
 
     class OwnChunk(Tile):
         def visible(self, window: int | None) -> torch.Tensor:

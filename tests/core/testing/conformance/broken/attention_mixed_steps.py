@@ -24,10 +24,10 @@ def attention(context: BackendContext) -> Any:
 
     class Separate(ToyPagedAttention):
         def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
-            made = super().plan(batch)
-            if isinstance(made, GraphMetadata) or max(batch.query_lens) == 1:
-                return made
-            return replace(made, tiles=tuple(map(_own_token, made.tiles)))
+            metadata = super().plan(batch)
+            if isinstance(metadata, GraphMetadata) or max(batch.query_lens) == 1:
+                return metadata
+            return replace(metadata, tiles=tuple(map(_own_token, metadata.tiles)))
 
     class OwnToken(Tile):
         def visible(self, window: int | None) -> torch.Tensor:

@@ -22,10 +22,10 @@ def attention(context: BackendContext) -> Any:
 
     class Looking(ToyPagedAttention):
         def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
-            made = super().plan(batch)
-            if isinstance(made, GraphMetadata):
-                return made
-            return replace(made, tiles=tuple(map(_ahead, made.tiles)))
+            metadata = super().plan(batch)
+            if isinstance(metadata, GraphMetadata):
+                return metadata
+            return replace(metadata, tiles=tuple(map(_ahead, metadata.tiles)))
 
     def _ahead(tile: Tile) -> Tile:
         last = tile.positions[:, -1:].expand_as(tile.positions)  # the fault

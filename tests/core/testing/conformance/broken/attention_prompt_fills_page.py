@@ -21,13 +21,13 @@ def attention(context: BackendContext) -> Any:
 
     class Losing(ToyPagedAttention):
         def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
-            made = super().plan(batch)
-            if isinstance(made, GraphMetadata):
-                return made
+            metadata = super().plan(batch)
+            if isinstance(metadata, GraphMetadata):
+                return metadata
             ends = itertools.accumulate(batch.query_lens)
             for queries, length, end in zip(batch.query_lens, batch.kv_lens, ends, strict=True):
                 if queries > 1 and length % self._page_size == 0:
-                    made.new_slots[end - 1] = 0  # the fault
-            return made
+                    metadata.new_slots[end - 1] = 0  # the fault
+            return metadata
 
     return Losing(context)

@@ -37,6 +37,8 @@ def attention(context: BackendContext) -> Any:
                 return super().forward(layer, q, k, v, metadata)
             parts = zip(*(part.split([queries for queries, _ in metadata]) for part in (q, k, v)), strict=True)
             attend = super().forward  # the fault: it writes only this row's keys and values
-            return torch.cat([attend(layer, *part, made) for part, (_, made) in zip(parts, metadata, strict=True)])
+            return torch.cat(
+                [attend(layer, *part, part_metadata) for part, (_, part_metadata) in zip(parts, metadata, strict=True)]
+            )
 
     return RowAfterRow(context)

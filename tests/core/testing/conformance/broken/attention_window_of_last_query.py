@@ -29,13 +29,17 @@ def attention(context: BackendContext) -> Any:
                 return seen
             first = (self.positions[:, -1:] - window + 1) // 32 * 32  # the fault
             key = torch.arange(self.slots.shape[1], device=self.slots.device)
-            own = key == self.positions[:, :, None]  # so that no query is without a key
-            return seen & ((key >= first)[:, None] | own)[:, None, None]
+            is_own = key == self.positions[:, :, None]  # so that no query is without a key
+            return seen & ((key >= first)[:, None] | is_own)[:, None, None]
 
     class LastQuery(ToyPagedAttention):
         def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
-            made = super().plan(batch)
-            return made if isinstance(made, GraphMetadata) else replace(made, tiles=tuple(map(_skipping, made.tiles)))
+            metadata = super().plan(batch)
+            return (
+                metadata
+                if isinstance(metadata, GraphMetadata)
+                else replace(metadata, tiles=tuple(map(_skipping, metadata.tiles)))
+            )
 
     def _skipping(tile: Tile) -> Tile:
         return Skipping(tile.rows, tile.queries, tile.tokens, tile.slots, tile.positions)

@@ -25,10 +25,10 @@ def _no_wait(event: Event) -> None:
 def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
     class Hasty(toy):  # type: ignore[valid-type, misc]
         def streams(self, device: torch.device) -> Streams:
-            made = super().streams(device)
-            for stream in (made.compute, made.copy_in, made.copy_out):
+            streams = super().streams(device)
+            for stream in (streams.compute, streams.copy_in, streams.copy_out):
                 stream.wait = _no_wait  # type: ignore[method-assign]
-            return made
+            return streams
 
     return Hasty
 

@@ -26,9 +26,9 @@ class Impatient:
 def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
     class Hasty(toy):  # type: ignore[valid-type, misc]
         def streams(self, device: torch.device) -> Streams:
-            made = super().streams(device)
-            made.compute.record = Impatient  # the fault is its event
-            return made
+            streams = super().streams(device)
+            streams.compute.record = Impatient  # the fault is its event
+            return streams
 
     return Hasty
 

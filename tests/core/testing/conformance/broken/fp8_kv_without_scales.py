@@ -33,8 +33,8 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
         def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
             if not layout.dtype.startswith("float8"):
                 return super().kv_buffers(layout, pages)
-            made = super().kv_buffers(replace(layout, dtype="float32"), pages)
-            return replace(made, layout=layout)
+            pool = super().kv_buffers(replace(layout, dtype="float32"), pages)
+            return replace(pool, layout=layout)
 
     return OfEightBits
 

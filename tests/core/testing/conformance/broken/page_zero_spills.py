@@ -22,10 +22,10 @@ def attention(context: BackendContext) -> Any:
 
     class Spilling(ToyPagedAttention):
         def plan(self, batch: AttentionBatch) -> Metadata | GraphMetadata:
-            made = super().plan(batch)
+            metadata = super().plan(batch)
             if batch.graph is not None:
-                slots = made.new_slots
+                slots = metadata.new_slots
                 slots.copy_(torch.where(slots < self._page_size, slots + self._page_size, slots))  # the fault
-            return made
+            return metadata
 
     return Spilling(context)

@@ -22,14 +22,14 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
 
     class Shared(toy):  # type: ignore[valid-type, misc]
         def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
-            made = super().kv_buffers(layout, pages)
+            pool = super().kv_buffers(layout, pages)
             if not isinstance(layout.group, Latent):
-                return made
+                return pool
             layers = range(len(layout.group.layers))
             shared = {
-                name: tuple(own[index % 3] for index in layers) for name, own in made.tensors.items()
+                name: tuple(buffers[index % 3] for index in layers) for name, buffers in pool.tensors.items()
             }  # the fault
-            return replace(made, tensors=shared)
+            return replace(pool, tensors=shared)
 
     return Shared
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
     class Unwritten(toy):  # type: ignore[valid-type, misc]
         def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
-            made = super().kv_buffers(layout, pages)
-            for tensor in made.all():
+            pool = super().kv_buffers(layout, pages)
+            for tensor in pool.all():
                 tensor[-1].fill_(float("nan"))  # the fault
-            return made
+            return pool
 
     return Unwritten
 

@@ -20,9 +20,11 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
 
     class OnHost(toy):  # type: ignore[valid-type, misc]
         def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
-            made = super().kv_buffers(layout, pages)
-            host = {name: tuple(each.to("cpu") for each in some) for name, some in made.tensors.items()}  # the fault
-            return replace(made, tensors=host)
+            pool = super().kv_buffers(layout, pages)
+            host = {
+                name: tuple(tensor.to("cpu") for tensor in some) for name, some in pool.tensors.items()
+            }  # the fault
+            return replace(pool, tensors=host)
 
     return OnHost
 

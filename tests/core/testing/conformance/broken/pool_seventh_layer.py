@@ -22,12 +22,12 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
 
     class Shared(toy):  # type: ignore[valid-type, misc]
         def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
-            made = super().kv_buffers(layout, pages)
+            pool = super().kv_buffers(layout, pages)
             if not isinstance(layout.group, FullAttention):
-                return made
+                return pool
             layers = range(len(layout.group.layers))
-            shared = {name: tuple(own[index % 6] for index in layers) for name, own in made.tensors.items()}
-            return replace(made, tensors=shared)  # the fault
+            shared = {name: tuple(buffers[index % 6] for index in layers) for name, buffers in pool.tensors.items()}
+            return replace(pool, tensors=shared)  # the fault
 
     return Shared
 

@@ -20,10 +20,10 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
 
     class Shared(toy):  # type: ignore[valid-type, misc]
         def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
-            made = super().kv_buffers(layout, pages)
-            if "value" not in made.tensors or made.keys[0].shape != made.values[0].shape:
-                return made
-            return replace(made, tensors={**made.tensors, "value": made.keys})  # the fault
+            pool = super().kv_buffers(layout, pages)
+            if "value" not in pool.tensors or pool.keys[0].shape != pool.values[0].shape:
+                return pool
+            return replace(pool, tensors={**pool.tensors, "value": pool.keys})  # the fault
 
     return Shared
 

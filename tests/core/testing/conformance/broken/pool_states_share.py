@@ -31,10 +31,10 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
             if not isinstance(layout.group, Recurrent):
                 return super().kv_buffers(layout, pages)
             shapes = layout.plain_tensors(pages)
-            sizes = [math.prod(each.shape) * item_size(each.dtype) for each in shapes.values()]
+            sizes = [math.prod(shape.shape) * item_size(shape.dtype) for shape in shapes.values()]
             buffers = [torch.zeros(sum(sizes), dtype=torch.uint8, device=self.device(0)) for _ in layout.group.layers]
-            made = {name: tuple(_view(buffer, shape) for buffer in buffers) for name, shape in shapes.items()}
-            return replace(super().kv_buffers(layout, 0), tensors=made)
+            tensors = {name: tuple(_view(buffer, shape) for buffer in buffers) for name, shape in shapes.items()}
+            return replace(super().kv_buffers(layout, 0), tensors=tensors)
 
     return Shared
 

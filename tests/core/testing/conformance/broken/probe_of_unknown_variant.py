@@ -14,8 +14,8 @@ from srv_toy_device import manifest as toy
 
 
 def probe(context: ProbeContext) -> ProbeResult:
-    found = toy.probe(context)
-    return replace(found, device=replace(found.device, variant="toy2")) if found.device else found  # the fault
+    result = toy.probe(context)
+    return replace(result, device=replace(result.device, variant="toy2")) if result.device else result  # the fault
 
 
 MANIFEST = manifest("probe_of_unknown_variant", probe=probe)

@@ -25,9 +25,9 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
             self._made: dict[object, list[torch.Tensor]] = {}
 
         def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-            made = self._made.setdefault((shape, dtype), [])
-            made.append(super().staging(shape, dtype) if len(made) < SLOTS else made.pop(0))  # the fault
-            return made[-1]
+            ring = self._made.setdefault((shape, dtype), [])
+            ring.append(super().staging(shape, dtype) if len(ring) < SLOTS else ring.pop(0))  # the fault
+            return ring[-1]
 
     return Ring
 

@@ -21,9 +21,9 @@ def platform(toy: type[ToyPlatform]) -> type[ToyPlatform]:
 
     class Unused(toy):  # type: ignore[valid-type, misc]
         def streams(self, device: torch.device) -> Streams:
-            made = super().streams(device)
-            made.copy_out.use = nullcontext  # type: ignore[method-assign]  # the fault
-            return made
+            streams = super().streams(device)
+            streams.copy_out.use = nullcontext  # type: ignore[method-assign]  # the fault
+            return streams
 
     return Unused
 

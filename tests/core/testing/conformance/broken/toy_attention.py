@@ -97,8 +97,8 @@ def of_8_bits(capability: str) -> dict[str, Any]:
             def kv_buffers(self, layout: KVLayout, pages: int) -> KVBuffers:
                 if layout.dtype != "int8" and not layout.dtype.startswith("float8"):
                     return super().kv_buffers(layout, pages)
-                made = super().kv_buffers(replace(layout, dtype="float32"), pages)
-                return replace(made, layout=layout)
+                pool = super().kv_buffers(replace(layout, dtype="float32"), pages)
+                return replace(pool, layout=layout)
 
         return OfEightBits
 

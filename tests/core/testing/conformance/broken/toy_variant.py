@@ -37,13 +37,13 @@ def manifest(
     `PlatformFacts` and `Manifest`.
     """
     changed = {"backends": backends(attention=attention, sampling=sampling), **(facts or {})}
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": name,
         "facts": dataclasses.replace(FACTS, **changed),
         "create": create(name, platform),
         **members,
     }
-    return dataclasses.replace(MANIFEST, **given)
+    return dataclasses.replace(MANIFEST, **fields)
 
 
 def backends(**targets: str) -> dict[str, tuple[BackendSpec, ...]]:
