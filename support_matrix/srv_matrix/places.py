@@ -56,11 +56,7 @@ class Place:
 
 def places(repository: Repository) -> list[Place]:
     """The devices that are here, then those that can be simulated."""
-    platforms = {
-        name: find_platform
-        for name, find_platform in find_platforms().items()
-        if find_platform.distribution == BUILT_IN
-    }
+    platforms = {name: platform for name, platform in find_platforms().items() if platform.distribution == BUILT_IN}
     by_name: dict[str, Place] = {}
     for name, result in probe_all(platforms).items():
         if result.available and result.device is not None and not result.device.simulated:

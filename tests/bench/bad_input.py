@@ -67,12 +67,12 @@ async def storm(base: str, clients: int, rate: float, leaving: bool) -> None:
         ]
         started = time.perf_counter()
         stop = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
-        done, _ = await asyncio.wait({stop, *sending}, return_when=asyncio.FIRST_COMPLETED)
+        ended, _ = await asyncio.wait({stop, *sending}, return_when=asyncio.FIRST_COMPLETED)
         seconds = time.perf_counter() - started
         for task in sending:
             task.cancel()
-        if stop not in done:
-            raise RuntimeError("the storm ended by itself") from next(iter(done)).exception()
+        if stop not in ended:
+            raise RuntimeError("the storm ended by itself") from next(iter(ended)).exception()
     print(tally[0] / seconds)
 
 
@@ -115,11 +115,15 @@ async def _times(server: Server, tokens: int) -> list[float]:
 
 def measure(server: Server, rounds: int, tokens: int, clients: int, rate: float) -> dict[str, dict[str, float]]:
     """By kind: p50 and p99 of the milliseconds between tokens (medians of the rounds), and bad requests per second."""
-    found: dict[str, list[list[float]]] = {QUIET: [], REFUSED: [], LEAVING: []}  # 99 percentiles per round
-    rates: dict[str, list[float]] = {kind: [] for kind in found}
+    percentiles_by_kind: dict[str, list[list[float]]] = {
+        QUIET: [],
+        REFUSED: [],
+        LEAVING: [],
+    }  # 99 percentiles per round
+    rates: dict[str, list[float]] = {kind: [] for kind in percentiles_by_kind}
     asyncio.run(_times(server, tokens))
     for _ in range(rounds):
-        for kind, percentiles in found.items():
+        for kind, percentiles in percentiles_by_kind.items():
             with storming(kind, server.base, clients, rate, rates[kind]):
                 percentiles.append(statistics.quantiles(asyncio.run(_times(server, tokens)), n=100))
     return {
@@ -128,7 +132,7 @@ def measure(server: Server, rounds: int, tokens: int, clients: int, rate: float)
             "p99_ms": 1000 * statistics.median(one[98] for one in percentiles),
             "bad_requests_per_second": statistics.fmean(rates[kind]) if rates[kind] else 0.0,
         }
-        for kind, percentiles in found.items()
+        for kind, percentiles in percentiles_by_kind.items()
     }
 
 

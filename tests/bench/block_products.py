@@ -36,12 +36,12 @@ def products(outputs: int, inputs: int) -> dict[str, list[Callable[[Tensor], Ten
         return lambda x: weight.linear(x.index_select(-1, order))
 
     plain = weights("Q4_0")
-    found = {stored: [each.linear for each in weights(stored)] for stored in ("MXFP4", "NF4", "FP4")}
+    products_by_type = {stored: [weight.linear for weight in weights(stored)] for stored in ("MXFP4", "NF4", "FP4")}
     return {
-        "Q4_0": [each.linear for each in plain],
-        ORDERED: [each.linear for each in weights("Q4_0", order)],
-        GATHERED: [gathered(each) for each in plain],
-        **found,
+        "Q4_0": [weight.linear for weight in plain],
+        ORDERED: [weight.linear for weight in weights("Q4_0", order)],
+        GATHERED: [gathered(weight) for weight in plain],
+        **products_by_type,
     }
 
 
@@ -53,13 +53,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     native_library.set_threads(options.threads)
-    made = products(*options.size)
+    by_name = products(*options.size)
     for rows in options.rows:
         x = torch.randn(rows, options.size[1], generator=torch.Generator().manual_seed(1)).bfloat16()
-        least = dict.fromkeys(made, float("inf"))
+        least = dict.fromkeys(by_name, float("inf"))
         end, turn = time.monotonic() + options.seconds / len(options.rows), 0
         while time.monotonic() < end or turn == 0:
-            for name, product in made.items():
+            for name, product in by_name.items():
                 chosen = product if rows == 1 else product[turn % len(product) :][:1]
                 least[name] = min(least[name], least_seconds(chosen, x))
             turn += 1

@@ -51,9 +51,9 @@ def measure(rank: int, size: int, directory: str, rounds: int) -> None:
             "all_gather shared": lambda source=source: shared.all_gather(source),
             "all_gather gloo": lambda source=source: gloo.all_gather(source),
         }
-        found = alternate(paths, gloo, rounds, min(MOST_CALLS, BYTES // bytes_))
+        times = alternate(paths, gloo, rounds, min(MOST_CALLS, BYTES // bytes_))
         if rank == 0:
-            report(bytes_, found)
+            report(bytes_, times)
     gloo.barrier()
     os._exit(0)  # destroying gloo's group at the end of the interpreter may end the process with an error
 
@@ -61,20 +61,20 @@ def measure(rank: int, size: int, directory: str, rounds: int) -> None:
 def alternate(
     paths: dict[str, Callable[[], object]], communicator: CpuCommunicator, rounds: int, calls: int
 ) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in paths}
+    times: dict[str, list[float]] = {name: [] for name in paths}
     for number in range(rounds + 1):
         for name, call in paths.items():
             communicator.barrier()
             spent = microseconds(call, calls)
             if number:  # the first round warms up
-                found[name].append(spent)
-    return found
+                times[name].append(spent)
+    return times
 
 
-def report(bytes_: int, found: dict[str, list[float]]) -> None:
+def report(bytes_: int, times_by_path: dict[str, list[float]]) -> None:
     """Medians, and the best of the rounds, which a machine with other work disturbs least."""
     for name, choose in (("median", statistics.median), ("best", min)):
-        spent = {path: choose(times) for path, times in found.items()}
+        spent = {path: choose(times) for path, times in times_by_path.items()}
         for operation in ("all_reduce", "all_gather"):
             shared, gloo = spent[f"{operation} shared"], spent[f"{operation} gloo"]
             ratios = f"{shared / gloo:.3f} of gloo's {gloo:.1f}, {shared / spent['copy']:.1f} times a copy"

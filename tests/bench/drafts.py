@@ -26,15 +26,15 @@ PROMPT = 96
 
 def requests(kind: str, streams: int, output: int) -> list[RequestSpec]:
     generator = torch.Generator().manual_seed(3)
-    made = []
+    specs = []
     for stream in range(streams):
         tokens = torch.randint(1000, 20_000, (PROMPT,), generator=generator).tolist()
         if kind == "repeats":
             tokens = [1000 + stream, *(tokens[:12] * (PROMPT // 12))]
         temperature = 0.0 if kind == "repeats" else 1.0
         params = SamplingParams(max_tokens=output, temperature=temperature, seed=stream, ignore_eos=True)
-        made.append(RequestSpec(id=f"{kind} {stream}", tokens=tuple(tokens), params=params))
-    return made
+        specs.append(RequestSpec(id=f"{kind} {stream}", tokens=tuple(tokens), params=params))
+    return specs
 
 
 def launch(flags: Sequence[str]) -> LocalEngine:
@@ -42,17 +42,17 @@ def launch(flags: Sequence[str]) -> LocalEngine:
     return LocalEngine.launch([*fixed, "--max-total-tokens", "8192", "--disable-radix-cache", *flags])
 
 
-def run(engine: LocalEngine, given: list[RequestSpec], clock: Callable[[], float]) -> tuple[float, int, float]:
+def run(engine: LocalEngine, specs: list[RequestSpec], clock: Callable[[], float]) -> tuple[float, int, float]:
     """Tokens per second of the decode steps, their number, and the acceptance rate of drafts."""
-    for each in given:
-        engine.send(each)
-    while any(not engine.results[each.id].tokens for each in given):
+    for spec in specs:
+        engine.send(spec)
+    while any(not engine.results[spec.id].tokens for spec in specs):
         engine.step()
-    tokens = sum(len(engine.results[each.id].tokens) for each in given)
+    tokens = sum(len(engine.results[spec.id].tokens) for spec in specs)
     before, begin = engine.stats(), clock()
-    engine.run([each.id for each in given])
+    engine.run([spec.id for spec in specs])
     seconds, after = clock() - begin, engine.stats()
-    tokens = sum(len(engine.results[each.id].tokens) for each in given) - tokens
+    tokens = sum(len(engine.results[spec.id].tokens) for spec in specs) - tokens
     proposed = after.drafts_proposed - before.drafts_proposed
     accepted = after.drafts_accepted - before.drafts_accepted
     return tokens / seconds, after.steps - before.steps, accepted / max(proposed, 1)
@@ -65,15 +65,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=4)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
-    given = parser.parse_args()
-    clock = time.perf_counter if given.clock == "wall" else time.process_time
+    options = parser.parse_args()
+    clock = time.perf_counter if options.clock == "wall" else time.process_time
     plain = launch(())
-    drafting = launch(("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(given.tokens)))
+    drafting = launch(("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", str(options.tokens)))
     for kind in ("repeats", "new"):
-        for streams in given.streams:
-            made = requests(kind, streams, given.output)
-            rounds = [(run(plain, made, clock), run(drafting, made, clock)) for _ in range(given.rounds)]
-            without, with_drafts = (statistics.median(each[way][0] for each in rounds) for way in (0, 1))
+        for streams in options.streams:
+            specs = requests(kind, streams, options.output)
+            rounds = [(run(plain, specs, clock), run(drafting, specs, clock)) for _ in range(options.rounds)]
+            without, with_drafts = (statistics.median(measured[way][0] for measured in rounds) for way in (0, 1))
             steps = rounds[0][0][1], rounds[0][1][1]
             print(
                 f"{kind:>8}, {streams:>2} streams: {without:7.1f} -> {with_drafts:7.1f} tokens/s"

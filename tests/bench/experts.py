@@ -166,9 +166,9 @@ def show(figures: Sequence[Figure], routers: Sequence[Router], machine: Mapping[
     console = Console(width=100)
     console.print(machine)
     table = Table("stored", "tokens", "ms per layer", "floor, ms", "÷ floor", "bound")
-    for each in figures:
-        values = (f"{each.milliseconds:.3f}", f"{each.floor:.3f}", f"{each.ratio:.2f}")
-        table.add_row(each.stored, str(each.tokens), *values, each.bound)
+    for figure in figures:
+        values = (f"{figure.milliseconds:.3f}", f"{figure.floor:.3f}", f"{figure.ratio:.2f}")
+        table.add_row(figure.stored, str(figure.tokens), *values, figure.bound)
     console.print(table)
     choice = Table("router: tokens", "native, µs", "torch, µs")
     for router in routers:
@@ -193,13 +193,13 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     bench = Bench(CLOCKS[options.clock], options.rounds, ceilings)
     with torch.inference_mode():
-        figures = [each for stored in options.stored for each in bench.figures(stored)]
+        figures = [figure for stored in options.stored for figure in bench.figures(stored)]
         routers = [bench.router(tokens) for tokens in (*DECODES, PREFILL)]
     machine = describe() | {"ceilings": None if ceilings is None else asdict(ceilings)}
     show(figures, routers, machine)
     if options.json is not None:
-        rows = [asdict(each) | {"ratio": each.ratio} for each in figures]
-        content = {"machine": machine, "experts": rows, "router": [asdict(each) for each in routers]}
+        rows = [asdict(figure) | {"ratio": figure.ratio} for figure in figures]
+        content = {"machine": machine, "experts": rows, "router": [asdict(router) for router in routers]}
         options.json.write_text(json.dumps(content, indent=1) + "\n")
     return 0
 

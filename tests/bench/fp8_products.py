@@ -54,13 +54,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     native_library.set_threads(options.threads)
-    made = products(*options.size, torch.bfloat16)
+    by_name = products(*options.size, torch.bfloat16)
     for rows in options.rows:
         x = torch.randn(rows, options.size[1], generator=torch.Generator().manual_seed(1)).bfloat16()
-        least = dict.fromkeys(made, float("inf"))
+        least = dict.fromkeys(by_name, float("inf"))
         end = time.monotonic() + options.seconds / len(options.rows)
         while time.monotonic() < end:
-            for name, product in made.items():
+            for name, product in by_name.items():
                 least[name] = min(least[name], least_seconds(product, x))
         for name, seconds in least.items():
             print(f"{rows:4} rows  {name:25} {seconds * 1e6:9.0f} µs  {seconds / least['Q8_0']:5.2f} of Q8_0")

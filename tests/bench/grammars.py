@@ -136,17 +136,17 @@ class Bench:
 def print_jumps(bench: Bench, rounds: int) -> None:
     """Outputs with and without jumps, in turn forwards and backwards."""
     for name, grammar in bench.extractions.items():
-        found: dict[bool, list[tuple[float, float, int, list[list[int]]]]] = {True: [], False: []}
+        by_jumps: dict[bool, list[tuple[float, float, int, list[list[int]]]]] = {True: [], False: []}
         for number in range(rounds + 1):
             for jumps in (True, False) if number % 2 else (False, True):
                 one = bench.outputs(grammar, jumps=jumps)
                 if number:  # the first round is the warm-up
-                    found[jumps].append(one)
-        same = all(one[3] == found[False][0][3] for one in found[False] + found[True])
-        print(f"{name}, {bench.streams} streams: {sum(map(len, found[True][0][3]))} tokens, equal outputs: {same}")
-        print(f"  first output: {bench.decode(found[True][0][3][0])!r}")
+                    by_jumps[jumps].append(one)
+        same = all(one[3] == by_jumps[False][0][3] for one in by_jumps[False] + by_jumps[True])
+        print(f"{name}, {bench.streams} streams: {sum(map(len, by_jumps[True][0][3]))} tokens, equal outputs: {same}")
+        print(f"  first output: {bench.decode(by_jumps[True][0][3][0])!r}")
         for title, column in (("steps", 2), ("seconds", 0), ("processor seconds", 1)):
-            without, jumped = (statistics.median(one[column] for one in found[jumps]) for jumps in (False, True))
+            without, jumped = (statistics.median(one[column] for one in by_jumps[jumps]) for jumps in (False, True))
             print(f"  {title}: {without:.4g} without jumps, {jumped:.4g} with: ratio {without / jumped:.3f}")
 
 

@@ -163,11 +163,11 @@ def _others() -> Iterator[tuple[str, Body]]:
 
 def hostile() -> dict[str, Body]:
     """The field of a request for each grammar, by the grammar's name."""
-    made: list[tuple[str, Body]] = [(name, {"guided_regex": text}) for name, text in _regexes()]
-    made += [(name, {"guided_json": schema}) for name, schema in _schemas()]
-    made += [(name, {"guided_grammar": text}) for name, text in _grammars()]
-    made += _others()
-    return dict(made)
+    bodies: list[tuple[str, Body]] = [(name, {"guided_regex": text}) for name, text in _regexes()]
+    bodies += [(name, {"guided_json": schema}) for name, schema in _schemas()]
+    bodies += [(name, {"guided_grammar": text}) for name, text in _grammars()]
+    bodies += _others()
+    return dict(bodies)
 
 
 class Neighbour:

@@ -44,7 +44,12 @@ class KernelCall:
 
     def repeat(self) -> None:
         """Call the kernel again; the memory that its arguments point to must still be valid."""
-        self.function(*(ctypes.byref(each) if isinstance(each, ctypes.Structure) else each for each in self.arguments))
+        self.function(
+            *(
+                ctypes.byref(argument) if isinstance(argument, ctypes.Structure) else argument
+                for argument in self.arguments
+            )
+        )
 
 
 class KernelCalls:

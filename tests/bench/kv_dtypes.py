@@ -37,13 +37,13 @@ class Scores(NamedTuple):
 
 def read(windows: Sequence[list[int]], *flags: str) -> Scores:
     fixed = ("--device", "cpu", "--model-path", str(demo_model()), "--dtype", "float32", "--dequantize-weights")
-    params, found = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1), Scores([], [])
+    params, scores = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1), Scores([], [])
     with CheckedEngine.launch([*fixed, "--chunked-prefill-size", "64", *flags]) as engine:
         for number, window in enumerate(windows):
             (result,) = engine.generate([RequestSpec(id=str(number), tokens=tuple(window), params=params)])
-            found.logprobs.extend(entry.logprob for entry in result.prompt_logprobs)
-            found.best.extend(entry.top[0][0] for entry in result.prompt_logprobs)
-    return found
+            scores.logprobs.extend(entry.logprob for entry in result.prompt_logprobs)
+            scores.best.extend(entry.top[0][0] for entry in result.prompt_logprobs)
+    return scores
 
 
 def main() -> None:
@@ -52,12 +52,14 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--scales")
     parser.add_argument("--dtypes", nargs="+", default=["auto", "float16", "int8", "fp8_e4m3", "fp8_e5m2"])
-    given = parser.parse_args()
+    options = parser.parse_args()
     ids = load_text_processor(read_facts(demo_model())).encode(TEXT.read_text())
-    windows = [ids[start : start + given.window] for start in range(0, given.windows * given.window, given.window)]
+    windows = [
+        ids[start : start + options.window] for start in range(0, options.windows * options.window, options.window)
+    ]
     exact: Scores | None = None
-    for dtype in given.dtypes:
-        scaled = ["--quantization-param-path", given.scales] if given.scales and dtype.startswith("fp8") else []
+    for dtype in options.dtypes:
+        scaled = ["--quantization-param-path", options.scales] if options.scales and dtype.startswith("fp8") else []
         scores = read(windows, "--kv-cache-dtype", dtype, *scaled)
         exact = exact or scores
         lost = scores.perplexity / exact.perplexity - 1

@@ -44,9 +44,9 @@ class Forms:
 
         def backend(**arguments: bool) -> NativeLatentAttention:
             context: Any = BackendContext(None, place, pool, 1, None, arguments)  # type: ignore[arg-type]
-            made = NativeLatentAttention(context)
-            made.prepare(self.layer, up)
-            return made
+            native = NativeLatentAttention(context)
+            native.prepare(self.layer, up)
+            return native
 
         self.absorbed, self.materialised = backend(**{ABSORB_PREFILL: True}), backend()
         self.materialised._fewest = lambda dims: 1  # type: ignore[assignment]  # any row, to compare
@@ -74,12 +74,12 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     options = parser.parse_args()
     native_library.set_threads(1)
-    given = [tuple(int(each) for each in row.split("/")) for row in options.rows]
+    sizes = [tuple(int(number) for number in row.split("/")) for row in options.rows]
     load1, load5, _ = os.getloadavg()
     print(f"{load().isa}, {options.heads} heads, one thread; load {load1:.1f} (1 minute), {load5:.1f} (5 minutes)")
     for name in options.dtype:
-        forms = Forms(options.heads, getattr(torch, name), max(keys for _, keys in given))
-        for queries, keys in given:
+        forms = Forms(options.heads, getattr(torch, name), max(keys for _, keys in sizes))
+        for queries, keys in sizes:
             absorbed, materialised = forms.least(queries, keys, options.times)
             print(
                 f"{name:8} {queries:5} of {keys:5} tokens: absorbed {absorbed * 1e3:8.1f} ms, materialised "

@@ -62,19 +62,19 @@ def main(arguments: Sequence[str]) -> None:
             sharded = LocalEngine.launch([*flags, "--tp-size", str(ranks)])
             engines[f"{ranks} ranks"] = stack.enter_context(sharded)
         for rows in ROWS:
-            found: dict[str, list[float]] = {name: [] for name in engines}
+            speeds: dict[str, list[float]] = {name: [] for name in engines}
             for number in range(options.rounds + 1):
                 for name, engine in engines.items():
                     speed = tokens_per_second(engine, rows, options.output, number)
                     if number:  # the first round warms up
-                        found[name].append(speed)
-            report(rows, found)
+                        speeds[name].append(speed)
+            report(rows, speeds)
 
 
-def report(rows: int, found: dict[str, list[float]]) -> None:
+def report(rows: int, speeds_by_ranks: dict[str, list[float]]) -> None:
     """One line per engine; the best of the rounds is what a machine with other work disturbs least."""
-    first = next(iter(found.values()))
-    for name, speeds in found.items():
+    first = next(iter(speeds_by_ranks.values()))
+    for name, speeds in speeds_by_ranks.items():
         median, best = statistics.median(speeds), max(speeds)
         ratios = f"median {median / statistics.median(first):.3f}, best {best / max(first):.3f}"
         print(f"{rows} rows, {name}: {median:.1f} tokens/s, best {best:.1f}; of one rank in process: {ratios}")

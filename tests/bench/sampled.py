@@ -64,12 +64,12 @@ def _round(port: int, workload: Workload, prompts: Prompts, sampling: Mapping[st
 
 
 def _figures(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, object]]:
-    middle = {name: statistics.median(each) for name, each in seconds.items()}
+    middle = {name: statistics.median(second) for name, second in seconds.items()}
     return {
         name: {
             "tokens_s": round(workload.counted / middle[name], 1),
             "ratio": round(middle[GREEDY_NAME] / middle[name], 3),
-            "rounds_s": [round(each, 4) for each in seconds[name]],
+            "rounds_s": [round(second, 4) for second in seconds[name]],
         }
         for name in seconds
     }
@@ -78,8 +78,8 @@ def _figures(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> dict
 def show(figures: Figures) -> None:
     table = Table("load", "sampling", "tokens/s", "÷ greedy")
     for load, samplings in figures.items():
-        for name, found in samplings.items():
-            table.add_row(load, name, f"{found['tokens_s']:.1f}", f"{found['ratio']:.2f}")
+        for name, by_sampling in samplings.items():
+            table.add_row(load, name, f"{by_sampling['tokens_s']:.1f}", f"{by_sampling['ratio']:.2f}")
     Console(width=100).print(table)
 
 

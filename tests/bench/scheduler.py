@@ -43,11 +43,11 @@ def scheduler_of(running: int, queued: int, drafts: int, share: float) -> Schedu
         step_seconds=((running, 1.0), (running * (1 + drafts), 1.0 + drafts * share)) if drafts else (),
     )
     pages = (running + 1) * (PROMPT + OUTPUT) // PAGE
-    made = Scheduler(limits, [PageGroup(pages, PAGE)], frozenset({2}))
+    scheduler = Scheduler(limits, [PageGroup(pages, PAGE)], frozenset({2}))
     for number in range(running + queued):
-        refused = made.add(request(number))
+        refused = scheduler.add(request(number))
         assert refused is None
-    return made
+    return scheduler
 
 
 def step_ms(running: int, queued: int, steps: int, drafts: int = 0, share: float = 0.0) -> tuple[float, float]:
@@ -81,11 +81,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--drafts", type=int, default=0, help="per row; all are accepted")
     parser.add_argument("--draft-share", type=float, default=0.0, help="cost of a draft; from 1 on it never pays")
-    given = parser.parse_args()
-    for running in given.running:
-        schedule, apply = step_ms(running, given.queued, given.steps, given.drafts, given.draft_share)
+    options = parser.parse_args()
+    for running in options.running:
+        schedule, apply = step_ms(running, options.queued, options.steps, options.drafts, options.draft_share)
         print(
-            f"{running:>5} running, {given.queued} queued: schedule {schedule:.2f} ms + apply {apply:.2f} ms"
+            f"{running:>5} running, {options.queued} queued: schedule {schedule:.2f} ms + apply {apply:.2f} ms"
             f" = {schedule + apply:.2f} ms per step"
         )
 

@@ -51,7 +51,7 @@ def measure(rounds: int) -> dict[str, float]:
             seconds = processor_seconds(command)
             if number:
                 times[name].append(seconds * 1e3)
-    return {name: statistics.median(each) for name, each in times.items()}
+    return {name: statistics.median(time) for name, time in times.items()}
 
 
 def main() -> None:
@@ -59,14 +59,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    found = measure(options.rounds)
+    medians = measure(options.rounds)
     table = Table("command", "ms", "empty starts", f"at most {GOAL}")
-    for name, milliseconds in found.items():
-        ratio = milliseconds / found[EMPTY]
+    for name, milliseconds in medians.items():
+        ratio = milliseconds / medians[EMPTY]
         table.add_row(name, f"{milliseconds:.1f}", f"{ratio:.1f}", "yes" if ratio <= GOAL else "no")
     Console().print(table)
     if options.json is not None:
-        report = {name: {"ms": round(ms, 2), "empty_starts": round(ms / found[EMPTY], 2)} for name, ms in found.items()}
+        report = {
+            name: {"ms": round(ms, 2), "empty_starts": round(ms / medians[EMPTY], 2)} for name, ms in medians.items()
+        }
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 

@@ -101,9 +101,9 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        known = _storages((args, kwargs))
+        inputs = _storages((args, kwargs))
         self.calls += 1
-        self.fresh += len(_storages(result) - known)
+        self.fresh += len(_storages(result) - inputs)
         return result
 
 
@@ -226,12 +226,12 @@ def _sizes() -> dict[int, tuple[int, int]]:
     If several tensors start at the same address, the smallest counts (a weight may be the first in a larger buffer),
     with the shape whose first axis is the shortest.
     """
-    found: dict[int, tuple[int, int]] = {}
-    for each in gc.get_objects():
-        if type(each) in (Tensor, torch.nn.Parameter) and each.device.type == "cpu" and each.numel():
-            one = (each.nbytes, each.nbytes // (each.shape[0] if each.dim() else 1))
-            found[each.data_ptr()] = min(one, found.get(each.data_ptr(), one), key=lambda size: (size[0], -size[1]))
-    return found
+    sizes: dict[int, tuple[int, int]] = {}
+    for tensor in gc.get_objects():
+        if type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu" and tensor.numel():
+            one = (tensor.nbytes, tensor.nbytes // (tensor.shape[0] if tensor.dim() else 1))
+            sizes[tensor.data_ptr()] = min(one, sizes.get(tensor.data_ptr(), one), key=lambda size: (size[0], -size[1]))
+    return sizes
 
 
 def shapes() -> list[str]:

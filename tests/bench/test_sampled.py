@@ -26,11 +26,11 @@ def test_samplings_take_turns_and_are_compared_with_greedy(monkeypatch: pytest.M
         return Load(8.0 if "top_p" in sampling else 4.0, [0.1])
 
     monkeypatch.setattr(sampled, "run_load", answer)
-    found = sampled.measure(1, [WORKLOAD], 2, Prompts(1000, 1))
+    figures = sampled.measure(1, [WORKLOAD], 2, Prompts(1000, 1))
     samplings = list(sampled.SAMPLINGS.values())
     assert sent == [*samplings, *samplings, *reversed(samplings)], "warmed up, forwards, backwards"
-    assert found["two"]["greedy"] == {"tokens_s": 5.0, "ratio": 1.0, "rounds_s": [4.0, 4.0]}
-    assert found["two"]["temperature 1, top_p 0.95"]["ratio"] == 0.5
+    assert figures["two"]["greedy"] == {"tokens_s": 5.0, "ratio": 1.0, "rounds_s": [4.0, 4.0]}
+    assert figures["two"]["temperature 1, top_p 0.95"]["ratio"] == 0.5
 
 
 def test_the_table_has_a_row_for_each_load_and_sampling(capsys: pytest.CaptureFixture[str]) -> None:

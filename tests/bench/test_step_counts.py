@@ -42,13 +42,13 @@ def engines() -> Iterator[Engines]:
     """One engine per model, created at its first use."""
     if load().library is None:
         pytest.skip(f"native kernels are counted, but are not available: {load().reason}")
-    made: dict[str, CountedEngine] = {}
+    engines_made: dict[str, CountedEngine] = {}
     with ExitStack() as stack:
 
         def get(model: str) -> CountedEngine:
-            if model not in made:
-                made[model] = stack.enter_context(counted_engine(model))
-            return made[model]
+            if model not in engines_made:
+                engines_made[model] = stack.enter_context(counted_engine(model))
+            return engines_made[model]
 
         yield get
 
@@ -58,8 +58,8 @@ def engines() -> Iterator[Engines]:
     [pytest.param(*case, marks=pytest.mark.slow if case[0] == "demo" else ()) for case in EXPECTED],
 )
 def test_a_step_costs_what_the_table_says(engines: Engines, model: str, shape: str) -> None:
-    found, expected = engines(model).counts(shape), EXPECTED[model, shape]
-    assert found == expected, explain_change(model, shape, expected, found)
+    actual, expected = engines(model).counts(shape), EXPECTED[model, shape]
+    assert actual == expected, explain_change(model, shape, expected, actual)
 
 
 def test_weights_of_every_product_are_counted() -> None:
@@ -77,5 +77,5 @@ def test_a_changed_count_is_reported_with_a_remedy() -> None:
 def test_a_step_is_counted_the_same_again(engines: Engines) -> None:
     """The counts do not depend on what was counted before."""
     shape = "decode of 4 rows"
-    first, _, again = (engines("small").counts(each) for each in (shape, PREFILL, shape))
+    first, _, again = (engines("small").counts(counted) for counted in (shape, PREFILL, shape))
     assert asdict(first) == asdict(again)

@@ -87,7 +87,7 @@ def _int8(config: dict[str, Any], prefix: str, data: str = "", zeros: str = "") 
         stored = {prefix + data: (weight / scale).round().to(torch.int8), f"{prefix}_scale": scale}
         if zeros:
             stored[prefix + zeros] = torch.zeros_like(scale, dtype=torch.int8)
-        return {f"{name}.{suffix}": each for suffix, each in stored.items()}
+        return {f"{name}.{suffix}": tensor for suffix, tensor in stored.items()}
 
     return Method("Q8_0", quantize, config)
 
@@ -142,7 +142,7 @@ def _torchao_int4(group: int) -> Method:
         codes = ((groups - zero.float()[..., None]) / scale.float()[..., None]).round().clamp(-8, 7)
         pairs = codes.flatten(1).to(torch.int16).unflatten(1, (-1, 2)) & 15
         stored = {"qdata": (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8), "scale": scale.t()}
-        return {f"{name}._weight_{suffix}": each for suffix, each in {**stored, "zero_point": zero.t()}.items()}
+        return {f"{name}._weight_{suffix}": tensor for suffix, tensor in {**stored, "zero_point": zero.t()}.items()}
 
     return Method("Q4_1", quantize, _torchao("Int4WeightOnlyConfig", group_size=group, int4_packing_format="plain"))
 
@@ -229,12 +229,12 @@ def launched(path: Path, method: Method) -> CheckedEngine:
 
 def read(windows: Sequence[list[int]], engine: CheckedEngine) -> Scores:
     scoring = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
-    found = Scores([], [])
+    scores = Scores([], [])
     for number, window in enumerate(windows):
         (result,) = engine.generate([RequestSpec(id=str(number), tokens=tuple(window), params=scoring)])
-        found.logprobs.extend(entry.logprob for entry in result.prompt_logprobs)
-        found.best.extend(entry.top[0][0] for entry in result.prompt_logprobs)
-    return found
+        scores.logprobs.extend(entry.logprob for entry in result.prompt_logprobs)
+        scores.best.extend(entry.top[0][0] for entry in result.prompt_logprobs)
+    return scores
 
 
 def least_times(
@@ -275,12 +275,12 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=64, help="of a request whose decode steps are timed")
     parser.add_argument("--only", nargs="+", default=[], help="beside float32 and the peers")
-    given = parser.parse_args()
+    options = parser.parse_args()
     ids = load_text_processor(read_facts(demo_model())).encode(TEXT.read_text())
-    windows = [ids[start : start + WINDOW] for start in range(0, given.windows * WINDOW, WINDOW)]
-    chosen = {name: each for name, each in METHODS.items() if not given.only or name in given.only}
-    names = dict.fromkeys([REFERENCE, *(each.peer for each in chosen.values()), *chosen])
-    found: dict[str, Scores] = {}
+    windows = [ids[start : start + WINDOW] for start in range(0, options.windows * WINDOW, WINDOW)]
+    chosen = {name: candidate for name, candidate in METHODS.items() if not options.only or name in options.only}
+    names = dict.fromkeys([REFERENCE, *(entry.peer for entry in chosen.values()), *chosen])
+    scores_by_name: dict[str, Scores] = {}
     paths: dict[str, Path] = {}
     with tempfile.TemporaryDirectory() as temporary:
         plain = plain_checkpoint(Path(temporary) / "plain")
@@ -290,9 +290,9 @@ def main() -> None:
             paths[name] = write(folder, plain, method)
             peer = METHODS[method.peer]
             with launched(paths[name], method) as engine, launched(paths[method.peer], peer) as beside:
-                found[name] = scores = read(windows, engine)
-                ours, theirs = least_times(windows, given.tokens, (engine, beside))
-            exact = found[REFERENCE]
+                scores_by_name[name] = scores = read(windows, engine)
+                ours, theirs = least_times(windows, options.tokens, (engine, beside))
+            exact = scores_by_name[REFERENCE]
             lost = scores.perplexity / exact.perplexity - 1
             same = sum(a == b for a, b in zip(exact.best, scores.best, strict=True)) / len(exact.best)
             row = {

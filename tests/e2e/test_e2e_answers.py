@@ -136,9 +136,9 @@ def test_stream_output(plain: Server, other: Server) -> None:
         ids.append([event["output_ids"] for event in shown])
         logprobs.append([event["meta_info"]["output_token_logprobs"] for event in shown])
         assert "input_token_logprobs" in shown[0]["meta_info"]
-    assert [len(each) for each in ids[0]] == list(range(1, 10))
-    assert [len(each) for each in ids[1]] == [1, 4, 4] == [len(each) for each in logprobs[1]]
-    assert [token for each in ids[1] for token in each] == ids[0][-1]
+    assert [len(ids_of_chunk) for ids_of_chunk in ids[0]] == list(range(1, 10))
+    assert [len(ids_of_chunk) for ids_of_chunk in ids[1]] == [1, 4, 4] == [len(logprob) for logprob in logprobs[1]]
+    assert [token for ids_of_chunk in ids[1] for token in ids_of_chunk] == ids[0][-1]
     assert "".join(texts[1]) == texts[0][-1]
 
 
@@ -158,7 +158,7 @@ def test_sampling_defaults(plain: Server, other: Server, gathering: Server) -> N
     body = {"prompt": [5, 6], "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
     requests = ((other, {}), (other, {"top_k": -1}), (plain, {}), (gathering, {}))
     outputs = [_outputs(server, **body, n=4, **more) for server, more in requests]
-    assert [len({*map(tuple, each)}) > 1 for each in outputs] == [False, True, True, True]
+    assert [len({*map(tuple, output)}) > 1 for output in outputs] == [False, True, True, True]
     assert other.get("/get_model_info").json()["sampling_defaults"] == {"temperature": 0.7, "top_k": 1, "max_tokens": 3}
     assert "top_p = " in other.log_text()
 
@@ -253,15 +253,15 @@ def test_file_storage_path(plain: Server, other: Server) -> None:
             batch = client.post("/v1/batches", json=body).raise_for_status().json()["id"]
             output = completed(client, batch)["output_file_id"]
             entries = [json.loads(line) for line in client.get(f"/v1/files/{output}/content").text.splitlines()]
-        assert {each["custom_id"] for each in entries} == {"a", "b"}
-        assert {each["response"]["body"]["usage"]["completion_tokens"] for each in entries} == {3}
+        assert {entry["custom_id"] for entry in entries} == {"a", "b"}
+        assert {entry["response"]["body"]["usage"]["completion_tokens"] for entry in entries} == {3}
         assert sorted(path.name for path in stored.iterdir()) == sorted(
             f"{name}{suffix}" for name in (file["id"], output) for suffix in (".data", ".json")
         )
         with server.client() as client:
-            assert [each["id"] for each in client.get("/v1/batches").json()["data"]] == [batch]
+            assert [entry["id"] for entry in client.get("/v1/batches").json()["data"]] == [batch]
             assert client.post(f"/v1/batches/{batch}/cancel").json()["error"]["code"] == "batch_ended"
-            assert {each["id"] for each in client.get("/v1/files").json()["data"]} == {file["id"], output}
+            assert {entry["id"] for entry in client.get("/v1/files").json()["data"]} == {file["id"], output}
             assert client.get(f"/v1/files/{file['id']}").json() == file
             assert client.delete(f"/v1/files/{file['id']}").json()["deleted"]
         assert len(list(stored.iterdir())) == 2
@@ -323,7 +323,7 @@ def test_a_processor_that_fails_ends_its_own_request_alone(other: Server) -> Non
     response = other.post("/v1/completions", **body, custom_logit_processor="broken")
     beside.join(60)
     assert response.json()["error"]["code"] == "non_finite_logits"
-    assert [len(each) for each in outputs[0]] == [200]
+    assert [len(output) for output in outputs[0]] == [200]
     assert "this processor is broken" in other.log_text()
 
 
@@ -339,7 +339,7 @@ def test_skip_tokenizer_init(plain: Server, common: tuple[str, ...], letters_mod
         answer, expected = server.generate(**body), plain.generate(**body)
         assert answer["output_ids"] == expected["output_ids"]
         assert ("text" in answer, "text" in expected) == (False, True)
-        assert [len(each) for each in _outputs(server, prompt=[1], max_tokens=2, ignore_eos=True)] == [2]
+        assert [len(output) for output in _outputs(server, prompt=[1], max_tokens=2, ignore_eos=True)] == [2]
         assert server.get("/health_generate").status_code == 200
         for field, more in (
             ("stop", {"stop": ["a"]}),
@@ -392,7 +392,7 @@ def concurrently_encoded(server: Server, texts: list[str]) -> tuple[float, float
 def test_dynamic_batch_tokenizer(plain: Server, gathering: Server) -> None:
     """Concurrent requests share calls of at most four texts; a single one waits half a second for others."""
     texts, calls, answers = concurrently_encoded(gathering, ["a b"] * 8)
-    assert (texts, {tuple(each.json()["tokens"]) for each in answers}) == (8, {(0, 1)})
+    assert (texts, {tuple(answer.json()["tokens"]) for answer in answers}) == (8, {(0, 1)})
     assert 2 <= calls <= 4
     assert concurrently_encoded(plain, ["a b"] * 8)[:2] == (8, 8)
     alone = [server.post("/tokenize", prompt="c").elapsed.total_seconds() for server in (plain, gathering)]

@@ -51,12 +51,16 @@ def test_requests_at_once_and_further_turns_give_the_tokens_of_transformers(name
     conversation = small.prompts[-1] + small.tokens[-1]
     turns = [[*conversation, token, 5, 6, 7] for token in (90, 91, 92)]
     expected = [greedy(small.model, turn, OUTPUT) for turn in turns]
-    first = [{"model": tmp_path.name, "prompt": text(each), "max_tokens": OUTPUT, **GREEDY} for each in small.prompts]
+    first = [
+        {"model": tmp_path.name, "prompt": text(prompt), "max_tokens": OUTPUT, **GREEDY} for prompt in small.prompts
+    ]
     sampling = {"max_new_tokens": OUTPUT, **GREEDY}
     second = [{"input_ids": turn, "sampling_params": sampling} for turn in turns]
     with served(tmp_path / "log", "--model-path", str(tmp_path), *ARGUMENTS, *MORE.get(name, ())) as server:
         answers = asyncio.run(posted(server, "/v1/completions", first))
-        assert [each["choices"][0]["text"].split() for each in answers] == [text(each).split() for each in small.tokens]
+        assert [answer["choices"][0]["text"].split() for answer in answers] == [
+            text(token).split() for token in small.tokens
+        ]
         results = asyncio.run(posted(server, "/generate", second))
-        assert [each["output_ids"] for each in results] == expected
-        assert min(each["meta_info"]["cached_tokens"] for each in results) >= 32
+        assert [result["output_ids"] for result in results] == expected
+        assert min(result["meta_info"]["cached_tokens"] for result in results) >= 32

@@ -112,8 +112,8 @@ def test_port(plain: Server, other: Server) -> None:
 @covers("served_model_name")
 def test_served_model_name(plain: Server, other: Server) -> None:
     assert (plain.model(), other.model()) == ("letters", "another")
-    for server, known, unknown in ((plain, "letters", "another"), (other, "another", "letters")):
-        assert reason(server.post("/v1/completions", model=known, prompt="a", max_tokens=1)) == (200, "")
+    for server, name, unknown in ((plain, "letters", "another"), (other, "another", "letters")):
+        assert reason(server.post("/v1/completions", model=name, prompt="a", max_tokens=1)) == (200, "")
         assert reason(server.post("/v1/completions", model=unknown, prompt="a", max_tokens=1))[0] == 404
 
 

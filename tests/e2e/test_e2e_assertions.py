@@ -32,9 +32,9 @@ OPENAI_ERROR = {
     "header:content-type": starts("application/json"),
 }
 ANTHROPIC_ERROR = {"": has("type", "error", "request_id"), "type": "error", "error": has("type", "message")}
-NUMBER = named("a number", lambda found: isinstance(found, int | float) and not isinstance(found, bool))
-NONE = named("null", lambda found: found is None)
-POSITIVE = named("a positive number", lambda found: found > 0)
+NUMBER = named("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool))
+NONE = named("null", lambda value: value is None)
+POSITIVE = named("a positive number", lambda value: value > 0)
 
 
 def refused(code: str, param: str | None = None, status: int = 400) -> dict[str, Any]:
@@ -169,7 +169,7 @@ COMPLETIONS = [
                 "choices.0.logprobs.token_logprobs.0": NONE,
             },
             '{"logprobs": 1, "return_tokens_as_token_ids": true}': {
-                "choices.0.logprobs.tokens": named("token_id:...", lambda found: found[0].startswith("token_id:"))
+                "choices.0.logprobs.tokens": named("token_id:...", lambda value: value[0].startswith("token_id:"))
             },
             '{"logprobs": -1}': {"status": 400, "error.param": "logprobs"},
             '{"logprobs": true}': {"status": 400, "error.param": "logprobs"},
@@ -291,7 +291,7 @@ CHAT = [
     *(Call("/v1/chat/completions", body, must) for body, must in BODY_ERRORS.items()),
     Call("GET /v1/chat/completions", None, {**refused("method_not_allowed", status=405), "header:allow": "POST"}),
     *variants("/v1/chat/completions", ASK, SAMPLING_ERRORS),
-    *variants("/v1/chat/completions", ASK, {each: must for each, must in TAKEN.items() if "truncate" not in each}),
+    *variants("/v1/chat/completions", ASK, {name: must for name, must in TAKEN.items() if "truncate" not in name}),
     *variants(
         "/v1/chat/completions",
         ASK,
@@ -911,8 +911,8 @@ POOLED = [
         {
             "{}": {
                 "results.#": 3,
-                "results.*.relevance_score": named("falling", lambda found: found == sorted(found, reverse=True)),
-                "results.*.index": named("0, 1, 2 in some order", lambda found: sorted(found) == [0, 1, 2]),
+                "results.*.relevance_score": named("falling", lambda value: value == sorted(value, reverse=True)),
+                "results.*.index": named("0, 1, 2 in some order", lambda value: sorted(value) == [0, 1, 2]),
             },
             '{"top_n": 1}': {"results.#": 1},
             '{"top_n": -1}': {"status": 400, "error.param": "top_n"},

@@ -51,7 +51,7 @@ def letters(letters_model: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def run_client(folder: Path, *command: str) -> str:
     """The standard output of a client that must succeed. `command`: a program of the environment, and arguments."""
-    done = subprocess.run(
+    process = subprocess.run(
         [str(ENVIRONMENT / "bin" / command[0]), *command[1:]],
         cwd=folder,
         env={**os.environ, **OFFLINE, "HF_HOME": str(folder / "huggingface"), "PYTHONPATH": ""},
@@ -60,14 +60,14 @@ def run_client(folder: Path, *command: str) -> str:
         timeout=CLIENT_S,
         check=False,
     )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return done.stdout
+    assert process.returncode == 0, (process.stdout + process.stderr)[-4000:]
+    return process.stdout
 
 
 def run_script(folder: Path, name: str, server: Server) -> dict[str, Any]:
     printed = run_client(folder, "python", str(SCRIPTS / name), f"{server.base}/v1", server.model())
-    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return found
+    printed_json: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return printed_json
 
 
 def test_guidellm(letters: Server, letters_model: Path, tmp_path: Path) -> None:
@@ -165,30 +165,30 @@ def test_lm_eval(letters: Server, letters_model: Path, tmp_path: Path) -> None:
 
 
 def test_langchain(letters: Server, tmp_path: Path) -> None:
-    found = run_script(tmp_path, "with_langchain.py", letters)
-    assert len(found["text"].split()) == 6
-    assert (found["tokens"], found["finish"]) == (6, "length")
-    assert found["fingerprint"].startswith("fp_")
-    assert (found["streamed"], found["streamed_tokens"]) == (found["text"], [6])
-    assert found["scored"] == [6, 6]
+    fields = run_script(tmp_path, "with_langchain.py", letters)
+    assert len(fields["text"].split()) == 6
+    assert (fields["tokens"], fields["finish"]) == (6, "length")
+    assert fields["fingerprint"].startswith("fp_")
+    assert (fields["streamed"], fields["streamed_tokens"]) == (fields["text"], [6])
+    assert fields["scored"] == [6, 6]
 
 
 def test_anthropic(letters: Server, tmp_path: Path) -> None:
-    found = run_script(tmp_path, "with_anthropic.py", letters)
-    assert len(found["text"].split()) == 6
-    assert (found["stop_reason"], found["input"], found["output"]) == ("max_tokens", 3, 6)
-    assert (found["streamed"], found["streamed_output"], found["beta"]) == (found["text"], 6, found["text"])
-    assert found["kinds"] == [
+    fields = run_script(tmp_path, "with_anthropic.py", letters)
+    assert len(fields["text"].split()) == 6
+    assert (fields["stop_reason"], fields["input"], fields["output"]) == ("max_tokens", 3, 6)
+    assert (fields["streamed"], fields["streamed_output"], fields["beta"]) == (fields["text"], 6, fields["text"])
+    assert fields["kinds"] == [
         *("message_start", "content_block_start", "content_block_delta", "text"),
         *("content_block_stop", "message_delta", "message_stop"),
     ]
-    assert (found["counted"], found["models"]) == (3, [letters.model()])
-    assert "gpt-9 is not served" in found["refused"]
-    assert found["request_id"].startswith("req_")
+    assert (fields["counted"], fields["models"]) == (3, [letters.model()])
+    assert "gpt-9 is not served" in fields["refused"]
+    assert fields["request_id"].startswith("req_")
 
 
 def test_litellm(letters: Server, tmp_path: Path) -> None:
-    found = run_script(tmp_path, "with_litellm.py", letters)
-    assert len(found["text"].split()) == 5
-    assert (found["tokens"], found["streamed_tokens"]) == (5, [5])
-    assert found["streamed"] == found["completed"] == found["text"]
+    fields = run_script(tmp_path, "with_litellm.py", letters)
+    assert len(fields["text"].split()) == 5
+    assert (fields["tokens"], fields["streamed_tokens"]) == (5, [5])
+    assert fields["streamed"] == fields["completed"] == fields["text"]

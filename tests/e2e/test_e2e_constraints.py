@@ -79,7 +79,7 @@ def follows(body: Mapping[str, Any], answer: Mapping[str, Any]) -> bool:
     if "tools" in body:
         calls = message.get("tool_calls") or ()
         whole = calls[:-1] if choice["finish_reason"] == "length" else calls  # noise makes one call after the other
-        return bool(calls) and all(_fits(each["function"]["arguments"]) for each in whole)
+        return bool(calls) and all(_fits(tool_call["function"]["arguments"]) for tool_call in whole)
     text = (choice["text"] if "text" in choice else message["content"]) or ""
     if "guided_regex" in body or "regex" in body.get("structured_outputs", ()):
         return re.fullmatch(REGEX, text) is not None
@@ -120,18 +120,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_constraint_is_followed_or_refused_under_every_argument(folder: Path, tmp_path: Path) -> None:
     kit, facts = Kit("cpu", tmp_path), read_facts(folder)
     values = accepted_values(kit, facts)
-    alone = [each for each in values if (each.argument, str(each.value)) in REFUSED_UNDER]
-    parsers = [each for each in values if each.argument in PARSERS]
-    others = [each for each in values if each not in alone and each not in parsers]
+    alone = [value for value in values if (value.argument, str(value.value)) in REFUSED_UNDER]
+    parsers = [value for value in values if value.argument in PARSERS]
+    others = [value for value in values if value not in alone and value not in parsers]
     assert len(alone) == len(REFUSED_UNDER)
-    assert any((each.argument, each.value) == ("is_embedding", True) for each in others)
+    assert any((other.argument, other.value) == ("is_embedding", True) for other in others)
     launches: list[Launch] = [(launch, ()) for launch in group_into_launches(kit, facts, others)]
     launches += [(launch, NO_GRAMMAR_OF_CALLS) for launch in group_into_launches(kit, facts, parsers)]
-    launches += [([each], REFUSED_UNDER[each.argument, str(each.value)]) for each in alone]
-    found: list[str] = []
+    launches += [([statement], REFUSED_UNDER[statement.argument, str(statement.value)]) for statement in alone]
+    problems: list[str] = []
     for launch, codes in launches:
-        named = {each.argument for each in launch}
-        base = [each for each in BASE if each.argument not in named and launch[0] not in alone]
+        named = {statement.argument for statement in launch}
+        base = [statement for statement in BASE if statement.argument not in named and launch[0] not in alone]
         with serving(kit, folder, [*launch, *base]) as server:
-            found += [f"{', '.join(map(shown, launch))}: {fault}" for fault in faults(server, codes)]
-    assert found == []
+            problems += [f"{', '.join(map(shown, launch))}: {fault}" for fault in faults(server, codes)]
+    assert problems == []

@@ -30,11 +30,11 @@ def curl(server: Server, path: str, *options: str, body: bytes | None = None) ->
     command = [str(CURL), "--silent", "--show-error", "--no-buffer", "--max-time", "60", "--include", *options]
     if body is not None:
         command += ["--header", "Content-Type: application/json", "--header", "Expect:", "--data-binary", "@-"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, server.base + path], input=body or b"", capture_output=True, timeout=90, check=False
     )
-    assert done.returncode == 0, done.stderr.decode()
-    head, _, content = done.stdout.partition(b"\r\n\r\n")
+    assert process.returncode == 0, process.stderr.decode()
+    head, _, content = process.stdout.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
     return int(first.split()[1]), headers, content
@@ -65,8 +65,8 @@ def test_stream_is_server_sent_events_to_the_end_mark(server: Server) -> None:
     assert headers["content-type"].startswith("text/event-stream")
     assert headers["cache-control"] == "no-cache"
     assert content.endswith(b"data: [DONE]\n\n")
-    *chunks, done = read_events(content.decode().split("\n"))
-    assert done == "[DONE]"
+    *chunks, end = read_events(content.decode().split("\n"))
+    assert end == "[DONE]"
     assert all(chunk["object"] == "chat.completion.chunk" for chunk in chunks)
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
 
@@ -159,13 +159,13 @@ def test_unknown_path_and_wrong_method(server: Server) -> None:
 
 
 def test_bytes_that_are_not_http_do_not_end_the_server(server: Server) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [str(CURL), "--silent", "--max-time", "10", "--include", "--request", "\x01\x02 /", server.base],
         capture_output=True,
         timeout=30,
         check=False,
     )
-    assert done.stdout.startswith(b"HTTP/1.1 400")
+    assert process.stdout.startswith(b"HTTP/1.1 400")
     assert curl(server, "/health")[0] == 200
 
 

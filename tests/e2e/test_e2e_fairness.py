@@ -124,7 +124,7 @@ def test_a_short_request_starts_beside_a_thousand_long_outputs(gated: Gated, key
         assert server.get("/version").status_code == 200  # the message has left the API process by now
 
     answers: list[dict[str, dict[str, object]]] = []
-    much, little = (threading.Thread(target=each, daemon=True) for each in (ask_for_much, ask_for_little))
+    much, little = (threading.Thread(target=ask, daemon=True) for ask in (ask_for_much, ask_for_little))
     much.start()
     try:
         wait_until(lambda: gated.steps()[-1][0] == SLOTS, 60, "the large request has every slot")

@@ -50,16 +50,16 @@ def choices(server: Server, **body: Any) -> list[dict[str, Any]]:
 
 def test_forced_calls_follow_their_schemas(server: Server) -> None:
     for choice, names in (("required", {"first", "second"}), (NAMED, {"second"})):
-        for found in choices(server, tool_choice=choice, parallel_tool_calls=False, temperature=1, seed=3):
-            assert found["finish_reason"] == "tool_calls", found
-            (call,) = found["message"]["tool_calls"]
+        for answer in choices(server, tool_choice=choice, parallel_tool_calls=False, temperature=1, seed=3):
+            assert answer["finish_reason"] == "tool_calls", answer
+            (call,) = answer["message"]["tool_calls"]
             assert call["function"]["name"] in names
             arguments = json.loads(call["function"]["arguments"])
             field = "a" if call["function"]["name"] == "first" else "b"
             assert arguments.keys() == {field, "n"}
             assert arguments[field] in ("x", "y")
             assert isinstance(arguments["n"], bool)
-            assert found["message"]["content"] is None
+            assert answer["message"]["content"] is None
 
 
 def test_a_forced_call_excludes_another_grammar(server: Server) -> None:

@@ -57,8 +57,8 @@ def test_two_layers(
     assert [answer["output_ids"] for answer in answers] == [on_cpu, on_cpu]
     assert answers[1]["meta_info"]["cached_tokens"] > 0
     assert (info["platform"], info["device"]["variant"], info["device"]["simulated"]) == (platform, variant, True)
-    assert {each["key"]: each["running"] for each in info["kernels"]} == {
-        each["key"]: each["implementation"] for each in info["kernels"]
+    assert {kernel["key"]: kernel["running"] for kernel in info["kernels"]} == {
+        kernel["key"]: kernel["implementation"] for kernel in info["kernels"]
     }
 
 

@@ -54,19 +54,21 @@ def choices(server: Server, path: str, **body: Any) -> list[dict[str, Any]]:
 
 def chat(server: Server, **body: Any) -> list[str]:
     """The contents of a chat request, which must have ended by themselves and be valid."""
-    found = choices(server, "/v1/chat/completions", messages=HELLO, **body)
-    assert all(each["finish_reason"] == "stop" and "structured_output_valid" not in each for each in found), found
-    return [each["message"]["content"] for each in found]
+    answers = choices(server, "/v1/chat/completions", messages=HELLO, **body)
+    assert all(answer["finish_reason"] == "stop" and "structured_output_valid" not in answer for answer in answers), (
+        answers
+    )
+    return [answer["message"]["content"] for answer in answers]
 
 
 def test_clients_get_json_that_follows_their_schema(server: Server) -> None:
     """OpenAI's client, with and without a stream and with n; vLLM's and SGLang's forms in both endpoints."""
     client = openai.OpenAI(base_url=f"{server.base}/v1", api_key="none")
-    done = client.chat.completions.create(
+    completion = client.chat.completions.create(
         model=server.model(), messages=HELLO, response_format=FORMAT, n=4, seed=1, max_tokens=200
     )
-    assert len({choice.message.content for choice in done.choices}) > 1
-    for choice in done.choices:
+    assert len({choice.message.content for choice in completion.choices}) > 1
+    for choice in completion.choices:
         jsonschema.validate(json.loads(choice.message.content or ""), SCHEMA)
     stream = client.chat.completions.create(
         model=server.model(), messages=HELLO, response_format=FORMAT, stream=True, max_tokens=200
@@ -142,8 +144,8 @@ def test_each_form_of_a_grammar_is_followed(server: Server, field: dict[str, Any
 
 def test_the_native_endpoint_takes_one_grammar_per_prompt(server: Server) -> None:
     params = [{"regex": "[ab]{4}"}, {"json_schema": '{"enum": [7, 8]}'}, {"ebnf": 'root ::= "z" [xy]'}]
-    body = [{**each, "max_new_tokens": 30, "temperature": 0} for each in params]
-    outputs = [each["text"] for each in server.generate(text=["a", "b", "c"], sampling_params=body)]
+    body = [{**param, "max_new_tokens": 30, "temperature": 0} for param in params]
+    outputs = [output["text"] for output in server.generate(text=["a", "b", "c"], sampling_params=body)]
     for text, pattern in zip(outputs, ("[ab]{4}", "[78]", "z[xy]"), strict=True):
         assert re.fullmatch(pattern, text)
 
@@ -155,7 +157,7 @@ def test_an_answer_that_is_cut_off_says_so_and_is_counted(server: Server) -> Non
     assert (choice["finish_reason"], choice["structured_output_valid"]) == ("length", False)
     events = read_events(server.post("/v1/chat/completions", **body, stream=True).text.split("\n"))
     last = [event["choices"][0] for event in events if event != "[DONE]" and event["choices"]]
-    assert [each.get("structured_output_valid") for each in last] == [None] * (len(last) - 1) + [False]
+    assert [chunk.get("structured_output_valid") for chunk in last] == [None] * (len(last) - 1) + [False]
     native = server.generate(text="a", sampling_params={"regex": "a{9}", "max_new_tokens": 3})
     assert native["meta_info"]["structured_output_valid"] is False
     (stopped,) = choices(server, "/v1/completions", prompt="x", guided_regex="a{9}", stop="aaa")
@@ -228,7 +230,7 @@ def test_hostile_grammars_do_not_stop_a_stream(server: Server) -> None:
             free = {"prompt": "a", "max_tokens": CONTEXT // 4, "ignore_eos": True, "stream": True}
             streamed = asyncio.create_task(client.post("/v1/completions", json=free))
             answers = [
-                client.post("/v1/completions", json={"prompt": "a", "max_tokens": 30, **each}) for each in hostile
+                client.post("/v1/completions", json={"prompt": "a", "max_tokens": 30, **fields}) for fields in hostile
             ]
             statuses = [response.status_code for response in await asyncio.gather(*answers)]
             return (await streamed).status_code, statuses

@@ -219,8 +219,8 @@ def test_an_address_space_that_is_too_small_is_an_error_of_the_operator() -> Non
     """With 1.5 GB, weights can be read and the KV pool cannot be allocated."""
     limited = ["bash", "-c", 'ulimit -v 1500000; exec "$@"', "limited"]
     command = [*limited, *srv_command("launch", "--device", "cpu", "--port", str(free_port()))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=clean_environment())
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "this process can have no more host memory" in done.stderr
-    assert "ulimit -v" in done.stderr
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=clean_environment())
+    assert process.returncode == 2, process.stderr
+    assert "Traceback" not in process.stderr
+    assert "this process can have no more host memory" in process.stderr
+    assert "ulimit -v" in process.stderr

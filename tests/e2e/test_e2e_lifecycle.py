@@ -99,8 +99,8 @@ def test_after_sigterm_running_requests_finish_and_new_ones_are_refused(tmp_path
         refused = server.post("/generate", **greedy("Too late", 1))
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
         assert int(refused.headers["retry-after"]) > 0
-        *shown, done = stream.answer()
-        assert done == "[DONE]"
+        *shown, end = stream.answer()
+        assert end == "[DONE]"
         assert shown[-1]["meta_info"]["completion_tokens"] == 150
         assert shown[-1]["meta_info"]["finish_reason"]["type"] == "length"
         (answer,) = whole.answer()
@@ -247,17 +247,17 @@ def test_nothing_is_imported_from_the_working_directory(tmp_path: Path, monkeypa
 
 def test_a_busy_engine_ends_if_its_server_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Short: the path of a Unix socket is limited to about 100 bytes.
-    own = Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))
-    monkeypatch.setenv("TMPDIR", str(own))
+    folder = Path(tempfile.mkdtemp(prefix="own-", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(folder))
     with launched(tmp_path / "log", *ARGUMENTS) as server:
         engine = server.engine_pid()
         running(server, greedy("A stream", 6000, stream=True))
-        assert len(list(own.glob("srv-*"))) == 1
+        assert len(list(folder.glob("srv-*"))) == 1
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
         assert_nothing_left(server, engine)
-        wait_until(lambda: not list(own.glob("srv-*")), STOP_S, "the engine has removed the sockets")
-    own.rmdir()
+        wait_until(lambda: not list(folder.glob("srv-*")), STOP_S, "the engine has removed the sockets")
+    folder.rmdir()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
@@ -268,8 +268,8 @@ def test_a_signal_to_the_process_group_lets_running_requests_finish(tmp_path: Pa
         (stream,) = running(server, greedy("A stream", 60, stream=True))
         os.kill(engine, sent)
         os.kill(server.pid, sent)
-        *shown, done = stream.answer()
-        assert done == "[DONE]"
+        *shown, end = stream.answer()
+        assert end == "[DONE]"
         assert shown[-1]["meta_info"]["completion_tokens"] == 60
         assert server.wait() == 0, server.log_text()
         assert_nothing_left(server, engine)

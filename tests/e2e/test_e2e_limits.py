@@ -117,12 +117,12 @@ def test_max_connections(plain: Server, guarded: Server) -> None:
 
     for server, expected in ((plain, b"HTTP/1.1 200"), (guarded, b"HTTP/1.1 503")):
         used = [connect(server) for _ in range(8)]
-        assert [status(each, "/health") for each in used] == [b"HTTP/1.1 200"] * 8
+        assert [status(connection, "/health") for connection in used] == [b"HTTP/1.1 200"] * 8
         with closing(connect(server)) as another, closing(connect(server)) as probe:
             assert status(another, "/v1/models") == expected
             assert status(probe, "/health") == b"HTTP/1.1 200"
-        for each in used:
-            each.close()
+        for connection in used:
+            connection.close()
 
     def free() -> bool:
         with closing(connect(guarded)) as another:

@@ -61,8 +61,8 @@ def test_stream_grows_to_the_whole_answer(server: Server) -> None:
     server.flush()
     with server.client() as client:
         response = client.post("/generate", json={**greedy(STORY, 12), "stream": True})
-    *shown, done = read_events(response.text.split("\n"))
-    assert done == "[DONE]"
+    *shown, end = read_events(response.text.split("\n"))
+    assert end == "[DONE]"
     assert shown[-1]["text"] == whole["text"]
     assert shown[-1]["output_ids"] == whole["output_ids"]
     assert shown[-1]["meta_info"]["finish_reason"] == whole["meta_info"]["finish_reason"]
@@ -142,16 +142,18 @@ def test_prompt_logprobs_are_the_same_after_the_prompt_is_cached(server: Server)
 def test_the_greedy_output_is_the_likeliest_by_its_own_prompt_logprobs(server: Server) -> None:
     """An output that is scored as a prompt has the logprobs of its generation (prefill and decode agree)."""
     ids = tokenize(server, STORY)
-    made = server.generate(input_ids=ids, sampling_params={"max_new_tokens": 6, "temperature": 0}, return_logprob=True)
+    generated = server.generate(
+        input_ids=ids, sampling_params={"max_new_tokens": 6, "temperature": 0}, return_logprob=True
+    )
     scored = server.generate(
-        input_ids=ids + made["output_ids"],
+        input_ids=ids + generated["output_ids"],
         sampling_params={"max_new_tokens": 0},
         return_logprob=True,
         logprob_start_len=0,
     )["meta_info"]
-    given = [logprob for logprob, _, _ in made["meta_info"]["output_token_logprobs"]]
-    found = [logprob for logprob, _, _ in scored["input_token_logprobs"][-6:]]
-    assert found == pytest.approx(given, abs=0.25)  # bfloat16
+    generated_logprobs = [logprob for logprob, _, _ in generated["meta_info"]["output_token_logprobs"]]
+    prompt_logprobs = [logprob for logprob, _, _ in scored["input_token_logprobs"][-6:]]
+    assert prompt_logprobs == pytest.approx(generated_logprobs, abs=0.25)  # bfloat16
 
 
 # ---- /abort_request
@@ -234,7 +236,7 @@ def test_server_info_tells_what_was_passed_and_who_said_so(server: Server) -> No
     lines = {line["name"]: line for line in rank["lines"]}
     for name in ("weights", "KV pool"):
         assert abs(lines[name]["excess"]) <= 0.05, lines[name]
-    phases = {each["process"]: [phase["name"] for phase in each["phases"]] for each in info["startup"]}
+    phases = {process["process"]: [phase["name"] for phase in process["phases"]] for process in info["startup"]}
     assert phases["api"] == ["interpreter", "resolve", "tokenizer", "imports", "engine", "http"]
     assert phases["engine"][:5] == ["interpreter", "imports", "device", "weights", "prepare"]
     assert info["platform"] == "cpu"
@@ -242,10 +244,10 @@ def test_server_info_tells_what_was_passed_and_who_said_so(server: Server) -> No
     assert info["engine"]["pages_total"] == 16384 // 8
     assert "max_total_tokens 16384" in info["budget"]["limit"]
     kernels = info["kernels"]
-    assert {each["key"]: each["running"] for each in kernels} == {
-        each["key"]: each["implementation"] for each in kernels
+    assert {kernel["key"]: kernel["running"] for kernel in kernels} == {
+        kernel["key"]: kernel["implementation"] for kernel in kernels
     }
-    assert {"layers", "sampling", "steps decode"} < {each["key"] for each in kernels}
+    assert {"layers", "sampling", "steps decode"} < {kernel["key"] for kernel in kernels}
 
 
 @covers("endpoint:GET /get_model_info")

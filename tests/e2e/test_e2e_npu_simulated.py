@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
 def platforms(**environment: str) -> dict[str, object]:
     """The npu row of `srv platforms --json`."""
-    done = subprocess.run(
+    process = subprocess.run(
         srv_command("platforms", "--json", "--timeout", "120"),
         env={**clean_environment(), **environment},
         capture_output=True,
@@ -30,7 +30,7 @@ def platforms(**environment: str) -> dict[str, object]:
         timeout=240,
         check=True,
     )
-    rows: list[dict[str, object]] = json.loads(done.stdout)
+    rows: list[dict[str, object]] = json.loads(process.stdout)
     return next(row for row in rows if row["platform"] == "npu")
 
 
@@ -46,13 +46,13 @@ def test_it_answers_as_the_cpu_does_and_says_that_it_is_simulated(tmp_path: Path
     assert (info["platform"], info["device"]["variant"], info["device"]["simulated"]) == ("npu", "a2", True)
     assert "simulated" in info["device"]["name"]
     assert info["page_size"] == 128
-    kernels = {each["key"]: each["implementation"] for each in info["kernels"]}
-    assert {each["key"]: each["running"] for each in info["kernels"]} == kernels
+    kernels = {kernel["key"]: kernel["implementation"] for kernel in info["kernels"]}
+    assert {kernel["key"]: kernel["running"] for kernel in info["kernels"]} == kernels
     assert "torch_npu (npu_swiglu)" in kernels.values()
 
 
 def test_a_profile_of_another_generation_is_refused(tmp_path: Path) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         srv_command("launch", "--device", "npu:a3", *ARGUMENTS),
         env={**clean_environment(), **ENVIRONMENT},
         capture_output=True,
@@ -60,9 +60,9 @@ def test_a_profile_of_another_generation_is_refused(tmp_path: Path) -> None:
         timeout=240,
         check=False,
     )
-    assert done.returncode == 2
-    assert "this machine has a2" in done.stderr
-    assert "variant_mismatch" in done.stderr
+    assert process.returncode == 2
+    assert "this machine has a2" in process.stderr
+    assert "variant_mismatch" in process.stderr
 
 
 def test_platforms_shows_it_as_simulated_only_while_it_is_asked_for() -> None:
@@ -82,7 +82,7 @@ def test_automatic_choice_passes_over_it() -> None:
         "chosen = choose(None, {name: found[name] for name in ('cpu', 'npu')}, timeout_s=120)\n"
         "print(chosen.installed.name, '|', chosen.reason)\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [srv_command()[0], "-c", script],
         env={**clean_environment(), **ENVIRONMENT},
         capture_output=True,
@@ -90,6 +90,6 @@ def test_automatic_choice_passes_over_it() -> None:
         timeout=240,
         check=True,
     )
-    name, _, why = done.stdout.partition(" | ")
+    name, _, why = process.stdout.partition(" | ")
     assert name == "cpu"
     assert "a simulated one is never chosen automatically" in why

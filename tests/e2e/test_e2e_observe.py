@@ -95,11 +95,11 @@ def complete(server: Server, headers: dict[str, str] | None = None, **fields: An
 
 def bounds(server: Server, name: str) -> list[str]:
     """The bucket bounds of a histogram."""
-    families = {each.name: each for each in text_string_to_metric_families(server.get("/metrics").text)}
+    families = {family.name: family for family in text_string_to_metric_families(server.get("/metrics").text)}
     if name not in families:
         return []
-    found = [sample.labels["le"] for sample in families[name].samples if sample.name.endswith("_bucket")]
-    return list(dict.fromkeys(found))
+    edges = [sample.labels["le"] for sample in families[name].samples if sample.name.endswith("_bucket")]
+    return list(dict.fromkeys(edges))
 
 
 def lines(server: Server, part: str) -> list[str]:
@@ -133,7 +133,7 @@ def test_metrics_can_be_switched_off(plain: Server, quiet: Server) -> None:
 def test_aliases_agree_with_our_own_metrics(plain: Server) -> None:
     """Each value under another server's name is the one under the name of srv."""
     families = list(text_string_to_metric_families(plain.get("/metrics").text))
-    names = [each.name for each in families]
+    names = [other.name for other in families]
     assert len(names) == len(set(names))
     sums: dict[str, float] = {}
     for family in families:
@@ -151,7 +151,7 @@ def test_aliases_agree_with_our_own_metrics(plain: Server) -> None:
         ("srv_inter_token_seconds_sum", ["sglang:inter_token_latency_seconds_sum"]),
         ("srv_request_seconds_sum", ["vllm:e2e_request_latency_seconds_sum", "sglang:e2e_request_latency_seconds_sum"]),
     ):
-        assert [sums[each] for each in same] == [sums[name]] * len(same), name
+        assert [sums[alias] for alias in same] == [sums[name]] * len(same), name
     assert sums["vllm:generation_tokens_total"] >= 4
     assert 0 <= sums["vllm:kv_cache_usage_perc"] <= 1
 
@@ -268,13 +268,13 @@ def test_lines_of_the_engine(plain: Server, watched: Server) -> None:
 @covers("oltp_traces_endpoint")
 def test_traces(watched: Server, traces: Collector) -> None:
     """The request is a child of the caller's span, lasts until the last byte, and contains its stages in order."""
-    wait_until(lambda: any(each["trace"] == TRACE for each in traces.spans()), 30, "the spans arrive")
-    spans = {each["name"]: each for each in traces.spans() if each["trace"] == TRACE}
+    wait_until(lambda: any(span["trace"] == TRACE for span in traces.spans()), 30, "the spans arrive")
+    spans = {span["name"]: span for span in traces.spans() if span["trace"] == TRACE}
     root = spans.pop("text_completion letters")
     assert (root["parent"], root["kind"]) == (SPAN, 2)
     assert list(spans) == ["queue", "prefill", "decode"]
-    assert {each["parent"] for each in spans.values()} == {root["id"]}
-    times = [root["begin"], *(each["begin"] for each in spans.values()), spans["decode"]["end"], root["end"]]
+    assert {span["parent"] for span in spans.values()} == {root["id"]}
+    times = [root["begin"], *(span["begin"] for span in spans.values()), spans["decode"]["end"], root["end"]]
     assert times == sorted(times)
     shown = root["attributes"]
     assert (shown["gen_ai.usage.input_tokens"], shown["gen_ai.usage.completion_tokens"]) == (3, 12)
@@ -305,7 +305,7 @@ def test_traces_by_http(common: tuple[str, ...], traces: Collector, tmp_path: Pa
         assert len(received["prompt"]) < received["prompt_tokens"] * 2 - 1 == 1199
         assert lines(server, '"POST /v1/completions" 200')
         assert server.stop() == 0
-    shown = sorted(each["name"] for each in traces.spans() if each["trace"] == trace)
+    shown = sorted(span["name"] for span in traces.spans() if span["trace"] == trace)
     assert shown == ["decode", "decode", "prefill", "prefill", "queue", "queue", "text_completion letters"]
 
 
@@ -371,12 +371,12 @@ def test_the_usage_of_experts(plain: Server, tmp_path: Path) -> None:
 
 def expert_metrics(server: Server) -> dict[str, dict[str, float]]:
     """By name, then by layer."""
-    found: dict[str, dict[str, float]] = {}
+    by_name: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(server.get("/metrics").text):
         for sample in family.samples:
             if sample.name.startswith("srv_expert_tokens") and sample.name.endswith("_total"):
-                found.setdefault(sample.name, {})[sample.labels["layer"]] = sample.value
-    return found
+                by_name.setdefault(sample.name, {})[sample.labels["layer"]] = sample.value
+    return by_name
 
 
 def test_a_folder_for_profiles_needs_an_admin_key(plain: Server, tmp_path: Path) -> None:
@@ -429,8 +429,8 @@ def test_crash_dump_and_replay(plain: Server, watched: Server, dumps: Path) -> N
     assert requests[0]["body"]["prompt"] == "a b c"
     assert requests[-1]["body"]["prompt"] == "d e f"
     command = srv_command("replay", str(file), "--url", plain.base, "--speed", "0", "--show")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    replayed = [line for line in done.stdout.splitlines() if "/v1/completions" in line]
-    assert len(replayed) == sum(each["path"] == "/v1/completions" for each in requests)
-    assert json.dumps(answer)[1:-1] in done.stdout  # greedy: the other server gives the same answer
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    replayed = [line for line in process.stdout.splitlines() if "/v1/completions" in line]
+    assert len(replayed) == sum(request["path"] == "/v1/completions" for request in requests)
+    assert json.dumps(answer)[1:-1] in process.stdout  # greedy: the other server gives the same answer

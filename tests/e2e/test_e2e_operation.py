@@ -231,7 +231,7 @@ def test_api_keys_file(plain: Server, secured: SecuredServer, common: tuple[str,
         assert client.post("/v1/completions", json=body).status_code == 401
     with secured.client(headers=as_client(secured, SLOW)) as client:
         answers = [client.post("/v1/completions", json=body) for _ in range(3)]
-    assert [each.status_code for each in answers] == [200, 429, 429]
+    assert [answer.status_code for answer in answers] == [200, 429, 429]
     assert answers[1].json()["error"]["code"] == "rate_limit_exceeded"
     assert 1 <= int(answers[1].headers["retry-after"]) <= 10
     with secured.client(headers=as_client(secured, TEAM)) as client:
@@ -298,7 +298,7 @@ def test_pausing_loses_no_request(plain: Server, mode: str) -> None:
     assert plain.post("/continue_generation").json()["paused"] is False
     for client in clients:
         client.join(60)
-    assert [each["output_ids"] for each in answers] == [expected] * 3
+    assert [answer["output_ids"] for answer in answers] == [expected] * 3
     assert plain.get("/get_load").json()[0]["paused"] is False
     plain.wait_pages_back()
 
@@ -333,7 +333,7 @@ def test_pausing_with_abort_ends_what_runs(plain: Server) -> None:
 def test_operators_alone_pause_and_see_arguments(secured: SecuredServer) -> None:
     paths = (("POST", "/pause_generation"), ("POST", "/set_log_level"), ("GET", "/server_info"))
     with secured.client(headers=as_client(secured, TEAM)) as client:
-        assert [client.request(*each).status_code for each in paths] == [401] * 3
+        assert [client.request(*path).status_code for path in paths] == [401] * 3
     assert secured.get("/server_info").json()["arguments"]["access_log"]["value"] is True
 
 

@@ -294,9 +294,9 @@ class TestBrowser:
         browser.click("#stop")
         browser.wait("!document.getElementById('send').disabled")
         here, there = stored_chats(browser)
-        assert [each["content"] for each in here["messages"][:3]] == ["a", "first", "asked here"]
-        assert [each["role"] for each in here["messages"]] == ["user", "assistant"] * 2
-        assert [each["content"] for each in there["messages"]] == ["a", "first", "asked here", "asked there"]
+        assert [message["content"] for message in here["messages"][:3]] == ["a", "first", "asked here"]
+        assert [message["role"] for message in here["messages"]] == ["user", "assistant"] * 2
+        assert [message["content"] for message in there["messages"]] == ["a", "first", "asked here", "asked there"]
         with other_tab(browser):
             chats[0]["messages"] = [{"role": "user", "content": "changed"}]
             chats[0]["id"] = here["id"]
@@ -311,7 +311,7 @@ class TestBrowser:
         browser.find("#max-tokens").send_keys("900000")
         browser.click("#regenerate")
         browser.wait("document.querySelector('.message .who.error') !== null")
-        assert [each["content"] for each in stored_chats(browser)[0]["messages"]] == ["a", "first"]
+        assert [message["content"] for message in stored_chats(browser)[0]["messages"]] == ["a", "first"]
 
     def test_the_system_prompt_is_sent_before_the_messages(self, browser: Browser) -> None:
         browser.run(

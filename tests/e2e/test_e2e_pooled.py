@@ -29,9 +29,9 @@ def reason(response: Any) -> tuple[int, str]:
 
 def logits(model: Any, first: str, second: str | None = None) -> Tensor:
     encoded = tokenizer().encode(first, second)
-    given = {"input_ids": torch.tensor([encoded.ids]), "token_type_ids": torch.tensor([encoded.type_ids])}
+    inputs = {"input_ids": torch.tensor([encoded.ids]), "token_type_ids": torch.tensor([encoded.type_ids])}
     with torch.no_grad():
-        return model(**given).logits[0]
+        return model(**inputs).logits[0]
 
 
 @covers(
@@ -46,17 +46,17 @@ def logits(model: Any, first: str, second: str | None = None) -> Tensor:
 def test_a_cross_encoder_reads_pairs_as_its_tokenizer_joins_them(tmp_path: Path) -> None:
     model = pooled_model("bert scorer", tmp_path)
     documents = ["b c", "z", LONG, "q r s t"]
-    wanted = [float(torch.sigmoid(logits(model, "a b", each))) for each in documents]
+    wanted = [float(torch.sigmoid(logits(model, "a b", document))) for document in documents]
     with served(tmp_path / "log", "--model-path", str(tmp_path), *ARGUMENTS) as server:
         for path in ("/score", "/v1/score"):
             data = server.post(path, text_1="a b", text_2=documents).json()["data"]
-            assert [each["score"] for each in data] == pytest.approx(wanted, abs=1e-5)
+            assert [entry["score"] for entry in data] == pytest.approx(wanted, abs=1e-5)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
             results = server.post(path, query="a b", documents=documents, top_n=2).json()["results"]
             best = sorted(range(4), key=lambda index: -wanted[index])[:2]
-            assert [each["index"] for each in results] == best
-            assert [each["relevance_score"] for each in results] == pytest.approx(
-                [wanted[each] for each in best], abs=1e-5
+            assert [result["index"] for result in results] == best
+            assert [result["relevance_score"] for result in results] == pytest.approx(
+                [wanted[index] for index in best], abs=1e-5
             )
         check_limits(server, model)
 
@@ -84,10 +84,10 @@ def test_labels_of_texts(tmp_path: Path) -> None:
     with served(tmp_path / "log", "--model-path", str(tmp_path), *ARGUMENTS) as server:
         for path in ("/classify", "/v1/classify"):
             data = server.post(path, input=texts).json()["data"]
-            for each, text in zip(data, texts, strict=True):
+            for entry, text in zip(data, texts, strict=True):
                 wanted = logits(model, text).softmax(-1)
-                assert each["probs"] == pytest.approx(wanted.tolist(), abs=1e-5)
-                assert each["label"] == names[int(wanted.argmax())]
+                assert entry["probs"] == pytest.approx(wanted.tolist(), abs=1e-5)
+                assert entry["label"] == names[int(wanted.argmax())]
 
 
 @covers(
@@ -112,13 +112,15 @@ def test_an_encoder_embeds_with_the_prompts_and_modules_of_its_files(tmp_path: P
         for name, prefix in ((None, "p : "), ("query", "q : ")):
             fields = {} if name is None else {"prompt_name": name}
             data = server.post("/v1/embeddings", input=["a b", LONG[:40]], **fields).json()["data"]
-            for each, text in zip(data, ("a b", LONG[:40]), strict=True):
-                assert each["embedding"] == pytest.approx(normalize(states(prefix + text)[0], dim=0).tolist(), abs=1e-5)
+            for entry, text in zip(data, ("a b", LONG[:40]), strict=True):
+                assert entry["embedding"] == pytest.approx(
+                    normalize(states(prefix + text)[0], dim=0).tolist(), abs=1e-5
+                )
     poolings = {
-        "max": lambda each: each.max(0).values,
-        "mean_sqrt_len": lambda each: each.sum(0) / math.sqrt(len(each)),
+        "max": lambda rows: rows.max(0).values,
+        "mean_sqrt_len": lambda rows: rows.sum(0) / math.sqrt(len(rows)),
     }
-    poolings["weightedmean"] = lambda each: torch.arange(1.0, len(each) + 1) @ each / sum(range(1, len(each) + 1))
+    poolings["weightedmean"] = lambda rows: torch.arange(1.0, len(rows) + 1) @ rows / sum(range(1, len(rows) + 1))
     for pooling, reference in poolings.items():
         arguments = ("--model-path", str(tmp_path), "--pooling", pooling, *ARGUMENTS)
         with served(tmp_path / "log", *arguments) as server:
@@ -135,12 +137,12 @@ def test_a_generator_is_asked_for_yes_or_no(tmp_path: Path) -> None:
     documents = ["b c", LONG]
     with served(tmp_path / "log", *arguments, "--score-template", str(tmp_path / "template.json")) as server:
         results = server.post("/rerank", query="x", documents=documents).json()["results"]
-        scores = {each["index"]: each["relevance_score"] for each in results}
+        scores = {result["index"]: result["relevance_score"] for result in results}
         for index, document in enumerate(documents):
             ids = tokenizer().encode(f"[CLS] find Q x D {document} A", add_special_tokens=False).ids
             with torch.no_grad():
                 last = model(input_ids=torch.tensor([ids])).logits[0, -1]
-            yes, no = (tokenizer().token_to_id(each) for each in ("yes", "no"))
+            yes, no = (tokenizer().token_to_id(word) for word in ("yes", "no"))
             assert scores[index] == pytest.approx(float(last[[yes, no]].softmax(-1)[0]), abs=1e-5)
         assert server.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200
     with served(tmp_path / "log", *arguments, "--is-embedding") as server:

@@ -41,15 +41,15 @@ def test_a_killed_rank_is_named_and_ends_the_server(tmp_path: Path, temporary: P
     with launched(tmp_path / "log", *ARGUMENTS, environment={"TMPDIR": str(temporary)}) as server:
         answer = server.generate(**greedy("The capital of France is", 8))
         assert answer["meta_info"]["completion_tokens"] == 8
-        found = ranks(server)
-        assert len(found) == 3
-        processes = [server.engine_pid(), *found]
+        pids = ranks(server)
+        assert len(pids) == 3
+        processes = [server.engine_pid(), *pids]
         assert ["libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in processes] == [False, True, True, True]
-        os.kill(found[1], signal.SIGKILL)
+        os.kill(pids[1], signal.SIGKILL)
         started = time.monotonic()
         assert server.wait() == 1, server.log_text()
         assert time.monotonic() - started < LIMIT_S
-        assert f"rank 1 (process {found[1]}) ended with signal 9" in server.log_text()
+        assert f"rank 1 (process {pids[1]}) ended with signal 9" in server.log_text()
         assert "Traceback" not in server.log_text()
         assert_nothing_left(temporary, processes)
 

@@ -176,15 +176,15 @@ class Visit:
 def visits(count: int, seed: int) -> list[Visit]:
     draw = random.Random(seed)
     shared = prompts(4, 40, seed)
-    made = []
+    all_visits = []
     for index in range(count):
         prompt = draw.choice(shared) + " " + " ".join(draw.choices("abcdefg", k=draw.randrange(0, 60)))
         body = greedy(prompt, draw.randrange(8, 64), rid=f"visit-{index}")
         body["sampling_params"] |= {"temperature": draw.choice((0, 0.8)), "sampling_seed": index}
         kind = draw.random()
         when = draw.randrange(0, 30)
-        made.append(Visit(body, when if kind < 0.4 else None, when if 0.4 <= kind < 0.6 else None))
-    return made
+        all_visits.append(Visit(body, when if kind < 0.4 else None, when if 0.4 <= kind < 0.6 else None))
+    return all_visits
 
 
 async def visit(client: httpx.AsyncClient, one: Visit) -> str:

@@ -148,7 +148,7 @@ USUAL = Setup(16, True)
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(each, marks=pytest.mark.slow if each == USUAL else PROOF) for each in SETUPS],
+    params=[pytest.param(one, marks=pytest.mark.slow if one == USUAL else PROOF) for one in SETUPS],
     ids=str,
 )
 def setup(request: pytest.FixtureRequest) -> Setup:
@@ -163,9 +163,9 @@ def engine(setup: Setup) -> Iterator[LocalEngine]:
         *ARGUMENTS,
         *("--chunked-prefill-size", str(setup.chunk), "--page-size", "1" if setup.chunk == 16 else "16"),
     ]
-    with LocalEngine.launch(arguments if setup.overlap else [*arguments, "--disable-overlap-schedule"]) as made:
-        yield made
-        made.check_integrity()
+    with LocalEngine.launch(arguments if setup.overlap else [*arguments, "--disable-overlap-schedule"]) as launched:
+        yield launched
+        launched.check_integrity()
 
 
 def test_alone(setup: Setup, engine: LocalEngine, expected: list[Expected], tally: Tally) -> None:
@@ -224,11 +224,11 @@ def differences(page: int, expected: Sequence[Expected], runs: Sequence[Run], ta
         at = next(place for place in range(OUTPUT) if result.tokens[place] != one.tokens[place])
         tokens = f"{result.tokens[at]}, not {one.tokens[at]}"
         where = f"prompt {run.number}, {'cached' if run.cached else 'not cached'}, token {at}"
-        found = f"{where}: {tokens}; the reference's gap is {one.gaps[at]:.2g}"
+        difference = f"{where}: {tokens}; the reference's gap is {one.gaps[at]:.2g}"
         if one.gaps[at] < NEAR_TIE and result.tokens[at] == one.seconds[at]:
-            tally.excused.setdefault(run.number, found)
+            tally.excused.setdefault(run.number, difference)
         else:
-            wrong.append(found)
+            wrong.append(difference)
     return wrong
 
 

@@ -66,15 +66,15 @@ class Scores:
 
 def read(windows: Sequence[list[int]], *flags: str, model: Path | None = None) -> Scores:
     """The scores of all windows by an engine with these flags; `model`: by default the demo model."""
-    found = Scores([], [])
+    scores = Scores([], [])
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
     arguments = ["--device", "cpu", "--model-path", str(model or demo_model()), *flags]
     with CheckedEngine.launch(arguments) as engine:
         for number, window in enumerate(windows):
             (result,) = engine.generate([RequestSpec(id=str(number), tokens=tuple(window), params=params)])
-            found.logprobs.extend(entry.logprob for entry in result.prompt_logprobs)
-            found.best.extend(entry.top[0][0] for entry in result.prompt_logprobs)
-    return found
+            scores.logprobs.extend(entry.logprob for entry in result.prompt_logprobs)
+            scores.best.extend(entry.top[0][0] for entry in result.prompt_logprobs)
+    return scores
 
 
 def assert_near(name: str, exact: Scores, served: Scores, record: Record, bounds: Bounds = NEAR) -> None:
@@ -95,9 +95,9 @@ def windows() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def exact(windows: list[list[int]]) -> Scores:
-    found = read(windows, "--dtype", "float32", "--dequantize-weights")
-    assert len(found.logprobs) >= MIN_TOKENS
-    return found
+    scores = read(windows, "--dtype", "float32", "--dequantize-weights")
+    assert len(scores.logprobs) >= MIN_TOKENS
+    return scores
 
 
 @pytest.mark.proof(minutes=1)
@@ -122,22 +122,22 @@ def test_calculated_scales_of_keys_and_values_lose_no_more_than_none(
     for dtype in ("fp8_e4m3", "fp8_e5m2"):
         errors = []
         for name, flags in {"unscaled": (), "calculated scales": ("--calculate-kv-scales",)}.items():
-            found = read(few, *weights, "--kv-cache-dtype", dtype, *flags)
-            assert_near(f"{dtype} KV, {name}", expected, found, record_property, Bounds(0.04, 0.85))
-            differences = (abs(a - b) for a, b in zip(found.logprobs, expected.logprobs, strict=True))
-            errors.append(math.fsum(differences) / len(found.logprobs))
+            scores = read(few, *weights, "--kv-cache-dtype", dtype, *flags)
+            assert_near(f"{dtype} KV, {name}", expected, scores, record_property, Bounds(0.04, 0.85))
+            differences = (abs(a - b) for a, b in zip(scores.logprobs, expected.logprobs, strict=True))
+            errors.append(math.fsum(differences) / len(scores.logprobs))
         assert errors[1] <= errors[0] * 1.01
 
 
 def gaps(windows: Sequence[list[int]], *flags: str) -> list[float]:
     """At each position, the log-probability of the best token minus that of the second best."""
-    found: list[float] = []
+    gaps_found: list[float] = []
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=2)
     with CheckedEngine.launch(["--device", "cpu", "--model-path", str(demo_model()), *flags]) as engine:
         for number, window in enumerate(windows):
             (result,) = engine.generate([RequestSpec(id=str(number), tokens=tuple(window), params=params)])
-            found.extend(entry.top[0][1] - entry.top[1][1] for entry in result.prompt_logprobs)
-    return found
+            gaps_found.extend(entry.top[0][1] - entry.top[1][1] for entry in result.prompt_logprobs)
+    return gaps_found
 
 
 @pytest.mark.slow
@@ -170,9 +170,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path, exact: Scores, windows: list[list[int]]) -> Scores:
-    found = read(windows, "--dtype", "float32", model=folder)
-    assert found.perplexity == pytest.approx(exact.perplexity, rel=1e-3)  # the folder holds the same model
-    return found
+    scores = read(windows, "--dtype", "float32", model=folder)
+    assert scores.perplexity == pytest.approx(exact.perplexity, rel=1e-3)  # the folder holds the same model
+    return scores
 
 
 @pytest.mark.proof(minutes=1)

@@ -90,11 +90,11 @@ class Site:
     folder: Path
 
     def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        own = {name: value for name, value in os.environ.items() if not name.startswith("SRV_")}
-        path = os.pathsep.join(filter(None, (str(self.folder), own.get("PYTHONPATH"))))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("SRV_")}
+        path = os.pathsep.join(filter(None, (str(self.folder), environment.get("PYTHONPATH"))))
         return subprocess.run(
             [sys.executable, "-c", script, *arguments],
-            env={**own, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            env={**environment, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -103,14 +103,14 @@ class Site:
         )
 
     def json(self, script: str, *arguments: str) -> Any:
-        done = self.run(script, *arguments)
-        assert done.returncode == 0, done.stderr[-4000:]
-        return json.loads(done.stdout.splitlines()[-1])
+        process = self.run(script, *arguments)
+        assert process.returncode == 0, process.stderr[-4000:]
+        return json.loads(process.stdout.splitlines()[-1])
 
 
 def pip(*arguments: str | Path) -> None:
-    done = subprocess.run([*PIP, *arguments], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    process = subprocess.run([*PIP, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
 
 
 def wheel(source: Path, folder: Path) -> Path:
@@ -237,8 +237,8 @@ def test_a_damaged_one_is_refused_by_name_and_affects_no_other_model(
     shutil.copy(quantized.folder / "config.json", described)
     edit_config(described, architectures=["LlamaForCausalLM"], model_type="llama")
     for folder, fault in ((plain.folder, "half of normed"), (described, "half of int4_groups")):
-        done = site.run(PLAN, str(folder))
-        assert done.returncode == 2, done.stdout + done.stderr
-        assert "srv-example-models" in done.stderr
-        assert fault in done.stderr
+        process = site.run(PLAN, str(folder))
+        assert process.returncode == 2, process.stdout + process.stderr
+        assert "srv-example-models" in process.stderr
+        assert fault in process.stderr
     assert site.json(PLAN, str(llama), "srv")["plan"]["accepted"]

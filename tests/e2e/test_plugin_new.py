@@ -42,17 +42,19 @@ FROM_WHEELS = ("install", "-q", "--no-deps", "--no-index")
 
 def environment() -> dict[str, str]:
     """The caller's environment without variables that affect Python or srv."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "PYTHON", "PYTEST_"))}
-    return {**own, "OMP_NUM_THREADS": "1", "PYTHONNOUSERSITE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "PYTHON", "PYTEST_"))
+    }
+    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONNOUSERSITE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 def run(command: Sequence[str | Path], where: Path, seconds: float = 280) -> str:
     """Run a command, which must end with status 0; returns its output."""
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, timeout=seconds, check=False, cwd=where, env=environment()
     )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
-    return done.stdout
+    assert process.returncode == 0, process.stdout[-6000:] + process.stderr[-3000:]
+    return process.stdout
 
 
 @dataclass(frozen=True)
@@ -87,19 +89,19 @@ def borrow(site: Path) -> None:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("new")
-    made = Installed(folder / "environment", folder / "work")
-    made.work.mkdir()
-    venv.create(made.prefix, with_pip=False)
-    (site,) = (made.prefix / "lib").glob("python*/site-packages")
+    installation = Installed(folder / "environment", folder / "work")
+    installation.work.mkdir()
+    venv.create(installation.prefix, with_pip=False)
+    (site,) = (installation.prefix / "lib").glob("python*/site-packages")
     borrow(site)
     wheels = folder / "wheels"
     run([*PIP, *FROM_SOURCE, "--wheel-dir", wheels, ROOT, ROOT / "kernels"], folder, COMPILING_S)
-    run([*PIP, "--python", made.python, *FROM_WHEELS, *wheels.iterdir()], folder)
-    made.srv("plugin", "new", NAME, "--into", str(made.work))
-    own = folder / "own"
-    run([*PIP, *FROM_SOURCE, "--wheel-dir", own, made.package], folder)
-    run([*PIP, "--python", made.python, *FROM_WHEELS, *own.iterdir()], folder)
-    return made
+    run([*PIP, "--python", installation.python, *FROM_WHEELS, *wheels.iterdir()], folder)
+    installation.srv("plugin", "new", NAME, "--into", str(installation.work))
+    wheel_folder = folder / "own"
+    run([*PIP, *FROM_SOURCE, "--wheel-dir", wheel_folder, installation.package], folder)
+    run([*PIP, "--python", installation.python, *FROM_WHEELS, *wheel_folder.iterdir()], folder)
+    return installation
 
 
 def test_nothing_comes_from_the_checkout(installed: Installed) -> None:
@@ -119,7 +121,7 @@ def test_nothing_comes_from_the_checkout(installed: Installed) -> None:
 def test_the_doctor_says_that_a_server_can_start_on_it(installed: Installed) -> None:
     (platform,) = json.loads(installed.srv("doctor", "--device", NAME, "--json"))["platforms"]
     assert (platform["distribution"], platform["simulated"], platform["usable"]) == (f"srv-{NAME}", True, True)
-    assert {each["status"] for each in platform["findings"]} == {"ok"}
+    assert {finding["status"] for finding in platform["findings"]} == {"ok"}
 
 
 def test_it_serves_an_answer(installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,22 +151,22 @@ def follow_the_readme(package: Path) -> None:
 
     What has the place of the simulated accelerator is that accelerator, outside of the package.
     """
-    own = package / f"srv_{NAME}"
+    sources = package / f"srv_{NAME}"
     changes = {
-        own / "manifest.py": (
+        sources / "manifest.py": (
             ("simulated=True,", ""),
             ("priority=0,", "priority=5,"),
             (f"from srv_{NAME}.settings", f"from {NAME}_driver"),
             (f"from srv_{NAME}.device", f"from {NAME}_torch"),
         ),
-        own / "facts.py": (
+        sources / "facts.py": (
             (f'VARIANT = "{NAME}1"', 'VARIANT = "acme_pro"'),
             (', "graphs", "piecewise_graphs", "w8a8")', ")"),
             ('*("float32", "float16", "bfloat16")', '*("float32", "bfloat16")'),
             ("                graphs=True,\n", ""),
             (', "linear_w8a8", "linear_w8a8_static"', ""),
         ),
-        own / "platform.py": (
+        sources / "platform.py": (
             (f"from srv_{NAME}.device", f"from {NAME}_torch"),
             (f"from srv_{NAME}.graphs import AcmeGraphs\n", ""),
             ("        self._graphs = AcmeGraphs(accelerator)\n", ""),
@@ -186,9 +188,9 @@ def follow_the_readme(package: Path) -> None:
             assert old in text, f"{path.name} has no {old!r}: this test changes what the README says"
             text = text.replace(old, new)
         path.write_text(text)
-    (own / "graphs.py").unlink()
-    (own / "device").rename(package / f"{NAME}_torch")
-    (own / "settings.py").rename(package / f"{NAME}_driver.py")
+    (sources / "graphs.py").unlink()
+    (sources / "device").rename(package / f"{NAME}_torch")
+    (sources / "settings.py").rename(package / f"{NAME}_driver.py")
     for path in (package / f"{NAME}_torch").rglob("*.py"):
         text = path.read_text().replace(f"srv_{NAME}.device", f"{NAME}_torch")
         path.write_text(text.replace(f"srv_{NAME}.settings", f"{NAME}_driver"))
@@ -207,14 +209,24 @@ def test_its_tests_pass_when_the_advice_of_its_readme_is_followed(installed: Ins
 
 def test_its_extra_for_tests_has_what_they_import(installed: Installed) -> None:
     project = tomllib.loads((installed.package / "pyproject.toml").read_text())["project"]
-    extra = {re.split(r"[^\w-]", each)[0] for each in project["optional-dependencies"]["test"]}
-    given = {f"srv_{NAME}", "srv", "srv_kernels", "srv_matrix", "torch", "numpy", "msgspec", "transformers", *extra}
+    extra = {re.split(r"[^\w-]", requirement)[0] for requirement in project["optional-dependencies"]["test"]}
+    installed_names = {
+        f"srv_{NAME}",
+        "srv",
+        "srv_kernels",
+        "srv_matrix",
+        "torch",
+        "numpy",
+        "msgspec",
+        "transformers",
+        *extra,
+    }
     tests = sorted((installed.package / "tests").glob("*.py"))
     nodes = [node for path in tests for node in ast.walk(ast.parse(path.read_text()))]
     imported = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    imported |= {each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
+    imported |= {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
     tops = {name.partition(".")[0] for name in imported} - sys.stdlib_module_names
-    assert tops - given - {path.stem for path in tests} == set()
+    assert tops - installed_names - {path.stem for path in tests} == set()
 
 
 def test_the_guide_comes_with_the_wheel(installed: Installed) -> None:

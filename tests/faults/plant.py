@@ -78,9 +78,7 @@ class Copy:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.library = root.with_suffix(".so")  # compiled for native faults, which leave that of the copy alone
-        packages = sorted(
-            path.parent for source_root in SOURCE_ROOTS for path in root.glob(f"{source_root}/*/__init__.py")
-        )
+        packages = sorted(path.parent for folder in SOURCE_ROOTS for path in root.glob(f"{folder}/*/__init__.py"))
         self._packages = {path.name: path for path in packages}
         paths = dict.fromkeys(str(path.parent) for path in packages)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SRV_", "PYTEST_"))}

@@ -24,14 +24,14 @@ DECLARATION = """\
 
 def declare() -> Any:
     """Import `srv.types` from its source with one declaration more, before anything else imports it."""
-    found = importlib.util.find_spec("srv.types")
-    assert found is not None
-    assert found.origin is not None
-    source = Path(found.origin).read_text()
+    spec = importlib.util.find_spec("srv.types")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).read_text()
     assert source.count(NEXT_LINE) == 1
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(spec)
     sys.modules["srv.types"] = module
-    exec(compile(source.replace(NEXT_LINE, DECLARATION + NEXT_LINE), found.origin, "exec"), module.__dict__)
+    exec(compile(source.replace(NEXT_LINE, DECLARATION + NEXT_LINE), spec.origin, "exec"), module.__dict__)
     return module
 
 

@@ -45,11 +45,11 @@ class Caller:
         for name, place in call.save.items():
             self._saved[name] = str(_at(body, place))
         expected = {**ALWAYS, **call.must}
-        found = [(place, _place(response, body, place), self._filled(wanted)) for place, wanted in expected.items()]
+        places = [(place, _place(response, body, place), self._filled(wanted)) for place, wanted in expected.items()]
         about = "" if response.status_code == expected["status"] else f" ({response.text[:300]})"
         return [
             f"{place} is {value!r:.200}, expected {getattr(wanted, '__name__', repr(wanted))}{about}"
-            for place, value, wanted in found
+            for place, value, wanted in places
             if not _fits(value, wanted)
         ]
 
@@ -85,14 +85,14 @@ def _body(response: httpx.Response) -> Any:
 
 
 def _stream(text: str) -> dict[str, Any]:
-    names, events, done = [], [], False
+    names, events, is_done = [], [], False
     for event in filter(None, text.split("\n\n")):
         lines = dict(line.split(": ", 1) for line in event.splitlines())
         names.append(lines.get("event"))
-        done = lines["data"] == "[DONE]"
-        if not done:
+        is_done = lines["data"] == "[DONE]"
+        if not is_done:
             events.append(json.loads(lines["data"]))
-    return {"names": [each for each in names if each], "events": events, "done": done}
+    return {"names": [name for name in names if name], "events": events, "done": is_done}
 
 
 def _place(response: httpx.Response, body: Any, place: str) -> Any:
@@ -114,7 +114,7 @@ def _at(value: Any, place: str) -> Any:
     if name == "#":
         return len(value)
     if name == "*":
-        return [_at(each, rest) for each in value]
+        return [_at(element, rest) for element in value]
     if isinstance(value, dict):
         return _at(value[name], rest) if name in value else MISSING
     if isinstance(value, list) and name.lstrip("-").isdigit() and -len(value) <= int(name) < len(value):
@@ -122,15 +122,15 @@ def _at(value: Any, place: str) -> Any:
     return MISSING
 
 
-def _fits(found: Any, wanted: Expected) -> bool:
+def _fits(value: Any, wanted: Expected) -> bool:
     if isinstance(wanted, type):
-        return isinstance(found, wanted) and not (isinstance(found, bool) and wanted is not bool) and found != MISSING
+        return isinstance(value, wanted) and not (isinstance(value, bool) and wanted is not bool) and value != MISSING
     if callable(wanted):
         try:
-            return bool(wanted(found))
+            return bool(wanted(value))
         except (TypeError, ValueError, KeyError, IndexError, AttributeError):
             return False
-    return type(found) is type(wanted) and bool(found == wanted)
+    return type(value) is type(wanted) and bool(value == wanted)
 
 
 def assertions(calls: list[Call]) -> int:
@@ -140,24 +140,24 @@ def assertions(calls: list[Call]) -> int:
 
 def has(*names: str) -> Callable[[Any], bool]:
     """An object with exactly these members."""
-    return named(f"an object of {', '.join(names)}", lambda found: set(found) == set(names))
+    return named(f"an object of {', '.join(names)}", lambda value: set(value) == set(names))
 
 
 def contains(part: str) -> Callable[[Any], bool]:
-    return named(f"something with {part!r}", lambda found: part in found)
+    return named(f"something with {part!r}", lambda text: part in text)
 
 
 def starts(part: str) -> Callable[[Any], bool]:
-    return named(f"{part}...", lambda found: found.startswith(part))
+    return named(f"{part}...", lambda text: text.startswith(part))
 
 
 def all_are(wanted: Expected) -> Callable[[Any], bool]:
-    return named(f"only {wanted}", lambda found: len(found) > 0 and all(_fits(each, wanted) for each in found))
+    return named(f"only {wanted}", lambda values: len(values) > 0 and all(_fits(value, wanted) for value in values))
 
 
 def named(name: str, predicate: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    def wanted(found: Any) -> bool:
-        return bool(predicate(found))
+    def wanted(value: Any) -> bool:
+        return bool(predicate(value))
 
     wanted.__name__ = name
     return wanted

@@ -52,20 +52,20 @@ class BuiltEngine(CheckedEngine):
 
     @property
     def model(self) -> CausalLM:
-        found: CausalLM = self.executor.worker.loaded.model
-        return found
+        model: CausalLM = self.executor.worker.loaded.model
+        return model
 
 
 def row(model_type: str, folder: Path) -> ArchitectureRow:
     """What becomes of one model type. `folder`: an empty one."""
-    made = model_class(model_type)
+    cls = model_class(model_type)
     about: dict[str, Any] = {
         "model_type": model_type,
-        "architecture": made.__name__,
-        "declares": bool(made._supports_attention_backend),
+        "architecture": cls.__name__,
+        "declares": bool(cls._supports_attention_backend),
     }
     if model_type in WITHIN_OTHERS:
-        fields = {"model_type": model_type, "architectures": [made.__name__]}
+        fields = {"model_type": model_type, "architectures": [cls.__name__]}
         (folder / "config.json").write_text(json.dumps(fields))
         return _launched(about, folder, [])
     try:
@@ -75,7 +75,7 @@ def row(model_type: str, folder: Path) -> ArchitectureRow:
         return ArchitectureRow(**about, outcome="uncomputed", reason=_text(error, folder))
     about["parameters"] = _counted(model)
     config = tiny_config(model_type) if model_type in TEXT_ALONE else model.config
-    config.architectures = [made.__name__]
+    config.architectures = [cls.__name__]
     config.save_pretrained(folder)
     with suppress(ModelError):
         about["planned"] = read_facts(folder).parameters
@@ -92,8 +92,8 @@ def row(model_type: str, folder: Path) -> ArchitectureRow:
 def _counted(model: Any) -> int:
     """Its parameters, and the buffers that checkpoints store and that are loaded, as the biases of routers."""
     stored = model.state_dict()
-    buffers = (each for name, each in model.named_buffers() if name in stored and not name.endswith(DECAYS))
-    return sum(each.numel() for each in (*model.parameters(), *buffers))
+    buffers = (buffer for name, buffer in model.named_buffers() if name in stored and not name.endswith(DECAYS))
+    return sum(parameter.numel() for parameter in (*model.parameters(), *buffers))
 
 
 def _launched(about: Mapping[str, Any], folder: Path, expected: list[tuple[list[int], list[float]]]) -> ArchitectureRow:
@@ -108,8 +108,12 @@ def _launched(about: Mapping[str, Any], folder: Path, expected: list[tuple[list[
 
 def _save_within(model: Any, folder: Path) -> None:
     """Save the weights of a language model under the names that they have in the folder of a vision model."""
-    tensors = {name.replace("model.", "model.language_model.", 1): each for name, each in model.named_parameters()}
-    save_file({name: each.detach() for name, each in tensors.items()}, folder / "model.safetensors", {"format": "pt"})
+    tensors = {
+        name.replace("model.", "model.language_model.", 1): parameter for name, parameter in model.named_parameters()
+    }
+    save_file(
+        {name: tensor.detach() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
 
 
 def _served(folder: Path, expected: list[tuple[list[int], list[float]]]) -> dict[str, Any]:
@@ -118,18 +122,18 @@ def _served(folder: Path, expected: list[tuple[list[int], list[float]]]) -> dict
     prompts = _prompts()
     with BuiltEngine.launch(arguments) as engine:
         layers = [layer.traits() for layer in engine.model.attention_layers]
-        traits = sorted({trait for each in layers for trait in each})
+        traits = sorted({trait for layer in layers for trait in layer})
         if any(isinstance(group, Recurrent) for group in engine.context.model.cache_groups):
             traits = [*([FULL] if {} in layers else []), *traits, RECURRENT]
         path = "generic" if isinstance(engine.model, HFModel) else "native"
-        found = [result.tokens for result in engine.generate(messages(prompts, OUTPUT))]
+        outputs = [result.tokens for result in engine.generate(messages(prompts, OUTPUT))]
         engine.flush()
-        found += [engine.generate(messages([prompt], OUTPUT))[0].tokens for prompt in prompts]
+        outputs += [engine.generate(messages([prompt], OUTPUT))[0].tokens for prompt in prompts]
     served = {"path": path, "traits": tuple(traits)}
-    wrong = [each for each, wanted in zip(found, expected * 2, strict=True) if not _same(each, *wanted)]
+    wrong = [output for output, wanted in zip(outputs, expected * 2, strict=True) if not _same(output, *wanted)]
     if not wrong:
         return {**served, "outcome": "equal"}
-    reason = f"{len(wrong)} of {len(found)} greedy outputs differ from those of transformers"
+    reason = f"{len(wrong)} of {len(outputs)} greedy outputs differ from those of transformers"
     return {**served, "outcome": "different", "reason": reason}
 
 
@@ -153,9 +157,9 @@ def _greedy(model: Any, prompt: list[int]) -> tuple[list[int], list[float]]:
     return output, gaps
 
 
-def _same(found: list[int], expected: list[int], gaps: list[float]) -> bool:
+def _same(output: list[int], expected: list[int], gaps: list[float]) -> bool:
     """Whether tokens are equal up to the first near tie."""
-    first = next((at for at, (ours, wanted) in enumerate(zip(found, expected, strict=True)) if ours != wanted), None)
+    first = next((at for at, (ours, wanted) in enumerate(zip(output, expected, strict=True)) if ours != wanted), None)
     return first is None or gaps[first] < MIN_GAP
 
 
@@ -193,18 +197,18 @@ def sweep(kinds: Iterable[str], processes: int = 2, row: Row = row) -> Iterator[
 
 def _answer(kind: str, pipe: Connection, process: Any) -> ArchitectureRow:
     try:
-        found: ArchitectureRow = pipe.recv()
+        swept: ArchitectureRow = pipe.recv()
     except EOFError:
         process.join()
         return _ended(kind, f"its process ended with status {process.exitcode}")
-    return found
+    return swept
 
 
 def _ended(kind: str, reason: str) -> ArchitectureRow:
-    made = model_class(kind)
-    declares = bool(made._supports_attention_backend)
+    cls = model_class(kind)
+    declares = bool(cls._supports_attention_backend)
     return ArchitectureRow(
-        model_type=kind, architecture=made.__name__, declares=declares, outcome="failed", reason=reason
+        model_type=kind, architecture=cls.__name__, declares=declares, outcome="failed", reason=reason
     )
 
 
@@ -219,10 +223,10 @@ def main(record: Path, kinds: list[str]) -> None:
     hf_logging.disable_progress_bar()
     hf_logging.set_verbosity_error()
     old = read_table(record) if kinds else None
-    rows = {} if old is None else {each.model_type: each for each in old.rows}
-    for each in sweep(kinds or model_types()):
-        print(each.model_type, each.path, each.outcome, each.reason, flush=True)
-        rows[each.model_type] = each
+    rows = {} if old is None else {old_row.model_type: old_row for old_row in old.rows}
+    for swept in sweep(kinds or model_types()):
+        print(swept.model_type, swept.path, swept.outcome, swept.reason, flush=True)
+        rows[swept.model_type] = swept
         write_table(record, ArchitectureTable(transformers.__version__, tuple(rows.values())))
 
 

@@ -225,15 +225,15 @@ def model_types() -> tuple[str, ...]:
 
 
 def model_class(model_type: str) -> Any:
-    found = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
-    return found[0] if isinstance(found, tuple | list) else found
+    cls = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
+    return cls[0] if isinstance(cls, tuple | list) else cls
 
 
 def tiny_fields(config_class: Any, sizes: Mapping[str, Any] = TINY) -> dict[str, Any]:
     """The fields of a configuration that have a tiny size, each once, and those of its parts."""
-    known = {each.name for each in dataclasses.fields(config_class)}
+    names = {field.name for field in dataclasses.fields(config_class)}
     real = config_class.attribute_map
-    fields = {name: value for name, value in sizes.items() if name in known}
+    fields = {name: value for name, value in sizes.items() if name in names}
     for name, value in sizes.items():
         if name in real:
             fields.setdefault(real[name], value)

@@ -58,7 +58,7 @@ def user(origin: Origin = Origin.COMMAND_LINE, /, **values: Any) -> UserInput:
 
 def both(*inputs: UserInput) -> UserInput:
     """The inputs of several origins together."""
-    return UserInput(tuple(statement for each in inputs for statement in each.statements))
+    return UserInput(tuple(statement for user_input in inputs for statement in user_input.statements))
 
 
 def device(memory_bytes: int = 16 * GIB) -> DeviceFacts:
@@ -146,11 +146,11 @@ def manifest(*attention: BackendSpec, capabilities: frozenset[str] = CAPABLE, **
     )
 
 
-def resolved(user_input: UserInput | None = None, on: Manifest | None = None, **given: Any) -> Resolved:
+def resolved(user_input: UserInput | None = None, on: Manifest | None = None, **arguments: Any) -> Resolved:
     """Resolve on the imagined platform, with the tiny model unless `model` is given."""
-    given.setdefault("device", device())
-    given.setdefault("model", model())
-    return resolve(user_input or UserInput(), manifest=on or manifest(), **given)
+    arguments.setdefault("device", device())
+    arguments.setdefault("model", model())
+    return resolve(user_input or UserInput(), manifest=on or manifest(), **arguments)
 
 
 def reader(*names: str) -> Any:

@@ -24,7 +24,7 @@ def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
 
 
 def jsonl(*lines: object) -> bytes:
-    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+    return b"".join(json.dumps(entry).encode() + b"\n" for entry in lines)
 
 
 def form(**fields: bytes) -> dict[str, Any]:

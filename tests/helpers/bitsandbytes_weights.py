@@ -58,7 +58,7 @@ def packed(name: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Te
     both = codes.view(-1, 2)
     extra[f"quant_state.bitsandbytes__{form.kind}"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
     stored = ((both[:, 0] << 4) | both[:, 1]).to(torch.uint8).view(form.stored)[:, None]
-    tensors = {f"{name}.weight": stored, **{f"{name}.weight.{suffix}": each for suffix, each in extra.items()}}
+    tensors = {f"{name}.weight": stored, **{f"{name}.weight.{suffix}": part for suffix, part in extra.items()}}
     return tensors, (table[codes] * scales[:, None]).view(weight.shape)
 
 
@@ -76,7 +76,7 @@ def write(
             with torch.no_grad():
                 parameter.copy_(plain)
     spoil(stored)
-    save_file({name: each.contiguous() for name, each in stored.items()}, folder / "model.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
     edit_config(folder, quantization_config=form.config)
     return model
 

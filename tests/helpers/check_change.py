@@ -65,7 +65,7 @@ def run_tests(nearest: Sequence[Nearest], seconds: float) -> tuple[bool, int]:
     Returns whether all passed, and how many files were left out, at least in part.
     """
     LEFT_OUT.parent.mkdir(parents=True, exist_ok=True)
-    rest = [each.file for each in nearest]
+    rest = [test.file for test in nearest]
     for files in waves(rest):
         begin = time.monotonic()
         LEFT_OUT.unlink(missing_ok=True)
@@ -111,8 +111,8 @@ def _run(command: Sequence[str]) -> int:
 
 
 def _git(root: Path, *arguments: str) -> list[str]:
-    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
+    process = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
+    return process.stdout.splitlines()
 
 
 if __name__ == "__main__":

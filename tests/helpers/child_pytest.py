@@ -43,7 +43,7 @@ def run(*arguments: str | Path, seconds: float = 280, environment: Mapping[str, 
     SRV_ variables. `environment`: further variables; entries of its PYTHONPATH come before those of this process.
     """
     paths = (environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH"))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--import-mode=prepend", *map(str, arguments)],
         cwd=ROOT,
         env={
@@ -60,4 +60,4 @@ def run(*arguments: str | Path, seconds: float = 280, environment: Mapping[str, 
         timeout=seconds,
         check=False,
     )
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    return Outcome(process.returncode, process.stdout, process.stderr)

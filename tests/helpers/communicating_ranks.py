@@ -174,11 +174,11 @@ def _gather_faults(group: RankGroup, communicator: CpuCommunicator) -> list[str]
     """Gathers in the order of ranks, of any dtype and strides, and sums of integers."""
     faults = []
     whole = torch.arange(CHUNK + 6).reshape(2, -1)  # int64: several chunks
-    for own in (torch.zeros(0), torch.tensor(2.5), torch.ones(3, dtype=torch.bool), whole, whole.t(), whole[:, ::3]):
-        gathered = communicator.all_gather(own + group.rank if own.dtype != torch.bool else own)
-        wanted = torch.stack([own + rank if own.dtype != torch.bool else own for rank in range(group.size)])
+    for tensor in (torch.zeros(0), torch.tensor(2.5), torch.ones(3, dtype=torch.bool), whole, whole.t(), whole[:, ::3]):
+        gathered = communicator.all_gather(tensor + group.rank if tensor.dtype != torch.bool else tensor)
+        wanted = torch.stack([tensor + rank if tensor.dtype != torch.bool else tensor for rank in range(group.size)])
         if not torch.equal(gathered, wanted):
-            faults.append(f"gathering {own.dtype} {tuple(own.shape)} gives other values")
+            faults.append(f"gathering {tensor.dtype} {tuple(tensor.shape)} gives other values")
     if communicator.all_reduce(torch.tensor([2**40 + group.rank])).item() != 3 * 2**40 + 3:
         faults.append("the sum of integers is not exact")
     try:
@@ -227,15 +227,15 @@ def _move_faults(group: RankGroup, communicator: CpuCommunicator) -> list[str]:
 def _replays(group: RankGroup, communicator: CpuCommunicator) -> list[list[float]]:
     """A captured step, run twice with other inputs."""
     source, out = torch.zeros(1, 4), torch.zeros(group.size, 1, 4)
-    graph, found = CapturedGraph(GraphMemoryPool()), []
+    graph, outs = CapturedGraph(GraphMemoryPool()), []
     with torch.inference_mode(), graph:
         out.copy_(communicator.all_gather(communicator.all_reduce(source * 2) + source))
     for _ in range(2):
         source.add_(group.rank + 1)
         with torch.inference_mode():
             graph.replay()
-        found.append(out[:, 0, 0].tolist())
-    return found
+        outs.append(out[:, 0, 0].tolist())
+    return outs
 
 
 def _lose(communicator: CpuCommunicator) -> tuple[str, float]:
@@ -259,6 +259,6 @@ def wait_for_absent(group: RankGroup, how: str) -> tuple[str, float]:
     elif group.rank == 0 and how == "aborted":
         threading.Timer(0.3, communicator.abort).start()
         return _lose(communicator)
-    found = _lose(communicator)
+    loss = _lose(communicator)
     communicator.abort()
-    return found
+    return loss

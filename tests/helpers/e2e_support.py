@@ -56,7 +56,7 @@ def srv_command(*arguments: str) -> list[str]:
 def launch(*arguments: str) -> tuple[int, str, float]:
     """(exit status, standard error, seconds) of an `srv launch` that must end by itself."""
     started = time.monotonic()
-    done = subprocess.run(
+    process = subprocess.run(
         srv_command("launch", *arguments),
         capture_output=True,
         text=True,
@@ -64,8 +64,8 @@ def launch(*arguments: str) -> tuple[int, str, float]:
         check=False,
         env=clean_environment(),
     )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stderr, time.monotonic() - started
+    assert "Traceback" not in process.stderr, process.stderr
+    return process.returncode, process.stderr, time.monotonic() - started
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
@@ -165,12 +165,12 @@ class Server:
 
     def children(self, module: str) -> list[int]:
         """Process ids of the server's children whose command names this module."""
-        found = []
+        pids = []
         for child in psutil.Process(self.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if module in " ".join(child.cmdline()):
-                    found.append(child.pid)
-        return found
+                    pids.append(child.pid)
+        return pids
 
     def engines(self) -> list[int]:
         """Process ids of the engines among the server's children; a probe may be another child."""
@@ -178,8 +178,8 @@ class Server:
 
     def engine_pid(self) -> int:
         """Process id of the engine, the server's child."""
-        (found,) = self.engines()
-        return found
+        (pid,) = self.engines()
+        return pid
 
     # ---- requests
 

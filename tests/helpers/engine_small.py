@@ -136,9 +136,9 @@ def _probed(text: str | None, source: str) -> Target:
 
 def probed_once(text: str | None, source: str) -> Target:
     """As `this_machine`, with one probe per process; plugins that a test has installed since then are found."""
-    found = _probed(text, source)
-    manifest = find_platforms()[found.manifest.name].loaded
-    return make_target(manifest, found.device, found.reason, found.notes)
+    target = _probed(text, source)
+    manifest = find_platforms()[target.manifest.name].loaded
+    return make_target(manifest, target.device, target.reason, target.notes)
 
 
 @contextmanager
@@ -168,9 +168,9 @@ def engine(
     for name, value in options.items():
         arguments += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
     try:
-        with kind.launch(arguments, probed_once) as made:
+        with kind.launch(arguments, probed_once) as launched:
             torch.set_num_threads(1)  # the platform uses all cores, which is slow for products of a microsecond
-            yield made
+            yield launched
     finally:
         torch.set_num_threads(threads)
 

@@ -43,29 +43,29 @@ def every(
                 raise ExceptionGroup(f"{len(faults)} of {len(table)} cases failed", faults)
 
         @functools.wraps(test)
-        def run(*own: Any, **fixtures: Any) -> None:
+        def run(*args: Any, **fixtures: Any) -> None:
             faults = []
             for index, case in enumerate(table):
                 try:
-                    with _own_fixtures(fixtures, index) as given:
-                        test(*own, **given, **dict(zip(arguments, case, strict=True)))
+                    with _own_fixtures(fixtures, index) as kept_fixtures:
+                        test(*args, **kept_fixtures, **dict(zip(arguments, case, strict=True)))
                 except FAILURES as error:
                     faults.append(labelled(error, case))
             report(faults)
 
         @functools.wraps(test)
-        async def run_async(*own: Any, **fixtures: Any) -> None:
+        async def run_async(*args: Any, **fixtures: Any) -> None:
             faults = []
             for index, case in enumerate(table):
                 try:
-                    with _own_fixtures(fixtures, index) as given:
-                        await test(*own, **given, **dict(zip(arguments, case, strict=True)))
+                    with _own_fixtures(fixtures, index) as kept_fixtures:
+                        await test(*args, **kept_fixtures, **dict(zip(arguments, case, strict=True)))
                 except FAILURES as error:
                     faults.append(labelled(error, case))
             report(faults)
 
         signature = inspect.signature(test)
-        others = [each for each in signature.parameters.values() if each.name not in arguments]
+        others = [parameter for parameter in signature.parameters.values() if parameter.name not in arguments]
         assert len(others) == len(signature.parameters) - len(arguments), f"the test does not take {arguments}"
         chosen = run_async if inspect.iscoroutinefunction(test) else run
         chosen.__signature__ = signature.replace(parameters=others)  # type: ignore[union-attr]
@@ -77,11 +77,11 @@ def every(
 @contextmanager
 def _own_fixtures(fixtures: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
     """What a case must not share with the next: files, and changes that are undone."""
-    own = dict(fixtures)
+    of_case = dict(fixtures)
     with ExitStack() as stack:
-        if "tmp_path" in own:
-            own["tmp_path"] = own["tmp_path"] / str(index)
-            own["tmp_path"].mkdir()
-        if "monkeypatch" in own:
-            own["monkeypatch"] = stack.enter_context(own["monkeypatch"].context())
-        yield own
+        if "tmp_path" in of_case:
+            of_case["tmp_path"] = of_case["tmp_path"] / str(index)
+            of_case["tmp_path"].mkdir()
+        if "monkeypatch" in of_case:
+            of_case["monkeypatch"] = stack.enter_context(of_case["monkeypatch"].context())
+        yield of_case

@@ -210,13 +210,13 @@ def name_of(row: Row, number: int) -> str:
 
 def cells(row: Row) -> tuple[str, ...]:
     """The cells of the support matrix that a start is evidence for: values, or only the argument if it is free text."""
-    found: list[str] = []
+    names: list[str] = []
     for name, value in row.items():
         if value is not UNSET:
             argument = ARGUMENTS[name]
             free = argument.kind.base not in (bool, int, float) and not argument.choices and not argument.arg.family
-            found.append(name if free else f"{name}={argument.show(value)}")
-    return tuple(found)
+            names.append(name if free else f"{name}={argument.show(value)}")
+    return tuple(names)
 
 
 def seen_cells(row: Row) -> tuple[str, ...]:

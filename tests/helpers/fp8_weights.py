@@ -40,8 +40,8 @@ class Form(NamedTuple):
 
 
 def fp8(block: tuple[int, int] | None = None, **fields: Any) -> dict[str, Any]:
-    stated = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", **fields}
-    return {**stated, "weight_block_size": None if block is None else list(block)}
+    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", **fields}
+    return {**config, "weight_block_size": None if block is None else list(block)}
 
 
 def compressed(strategy: str, dynamic: bool = True, **weights: Any) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def compressed(strategy: str, dynamic: bool = True, **weights: Any) -> dict[str,
         "weights": {**args, "strategy": strategy, "dynamic": False, **weights},
         "input_activations": {**args, "strategy": "token" if dynamic else "tensor", "dynamic": dynamic},
     }
-    stated = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"]}
-    return {**stated, "config_groups": {"group_0": group}}
+    config = {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"]}
+    return {**config, "config_groups": {"group_0": group}}
 
 
 ROW = (1, 1 << 20)

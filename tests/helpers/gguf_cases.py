@@ -64,10 +64,10 @@ class Case:
 
     def made(self) -> Any:
         torch.manual_seed(0)
-        given = {**SIZES, **self.fields}
+        fields = {**SIZES, **self.fields}
         if isinstance(getattr(CONFIG_MAPPING[self.kind], "head_dim", None), property):
-            del given["head_dim"]
-        config = AutoConfig.for_model(self.kind, **{name: value for name, value in given.items() if value != "absent"})
+            del fields["head_dim"]
+        config = AutoConfig.for_model(self.kind, **{name: value for name, value in fields.items() if value != "absent"})
         model = randomized(self.auto.from_config(config, attn_implementation="eager", dtype=torch.float32))
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
@@ -370,15 +370,15 @@ def write_gguf(
             _add(writer, key, value)
     writer.add_array("tokenizer.ggml.tokens", [f"t{index}" for index in range(SIZES["vocab_size"])])
     writer.add_eos_token_id(2)
-    for tensor, made in _each_tensor(record["tensors"]):
-        values = stored(made, sources)
+    for tensor, tensor_record in _each_tensor(record["tensors"]):
+        values = stored(tensor_record, sources)
         if kind == Kind.F32 or not _is_quantized(tensor, values):
             writer.add_tensor(tensor, values)
             continue
-        own = experts if experts is not None and "_exps" in tensor else kind
-        data = gguf.quants.quantize(values, own)
-        writer.add_tensor(tensor, data, raw_dtype=own)
-        store(made, gguf.quants.dequantize(data, own).reshape(values.shape), sources)
+        block_type = experts if experts is not None and "_exps" in tensor else kind
+        data = gguf.quants.quantize(values, block_type)
+        writer.add_tensor(tensor, data, raw_dtype=block_type)
+        store(tensor_record, gguf.quants.dequantize(data, block_type).reshape(values.shape), sources)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -388,17 +388,17 @@ def write_gguf(
 
 @functools.cache
 def recorded() -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads(RECORDED.read_text())
-    return found
+    record: dict[str, Any] = json.loads(RECORDED.read_text())
+    return record
 
 
 def _each_tensor(tensors: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The tensors of all layers; those that layers have alike are recorded once."""
-    for name, made in tensors.items():
-        if "layers" not in made:
-            yield name, made
-        for layer in made.get("layers", ()):
-            yield name.format(layer), {**made, "source": made["source"].format(layer)}
+    for name, tensor_record in tensors.items():
+        if "layers" not in tensor_record:
+            yield name, tensor_record
+        for layer in tensor_record.get("layers", ()):
+            yield name.format(layer), {**tensor_record, "source": tensor_record["source"].format(layer)}
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
@@ -417,45 +417,47 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 def _is_quantized(tensor: str, values: Values) -> bool:
     plain = ("norm", "ssm_conv1d", "shortconv.conv", "ffn_gate_inp", "ssm_a", "ssm_d", "position", "token_types")
-    return tensor.endswith(".weight") and values.ndim > 1 and not any(each in tensor for each in plain)
+    return tensor.endswith(".weight") and values.ndim > 1 and not any(pattern in tensor for pattern in plain)
 
 
-def stored(made: Mapping[str, Any], sources: Mapping[str, Values]) -> Values:
+def stored(tensor_record: Mapping[str, Any], sources: Mapping[str, Values]) -> Values:
     """The values of a stored tensor from those of the checkpoint."""
-    if "values" in made:
-        return np.array(made["values"], dtype=np.float32)
-    values = np.stack([sources[name].ravel()[_places(made)] for name in _sources(made)]).reshape(made["shape"])
-    change = made.get("value")
+    if "values" in tensor_record:
+        return np.array(tensor_record["values"], dtype=np.float32)
+    values = np.stack([sources[name].ravel()[_places(tensor_record)] for name in _sources(tensor_record)]).reshape(
+        tensor_record["shape"]
+    )
+    change = tensor_record.get("value")
     if change == "-exp":
         values = -np.exp(values)
-    return np.ascontiguousarray(values + 1 if change == "+1" else values * _factors(made)).astype(np.float32)
+    return np.ascontiguousarray(values + 1 if change == "+1" else values * _factors(tensor_record)).astype(np.float32)
 
 
-def store(made: Mapping[str, Any], values: Values, sources: Mapping[str, Values]) -> None:
+def store(tensor_record: Mapping[str, Any], values: Values, sources: Mapping[str, Values]) -> None:
     """Put the values of a stored matrix back into the checkpoint."""
-    names = _sources(made)
-    for name, each in zip(names, (values / _factors(made)).reshape(len(names), -1), strict=True):
-        sources[name].reshape(-1)[_places(made)] = each
+    names = _sources(tensor_record)
+    for name, row in zip(names, (values / _factors(tensor_record)).reshape(len(names), -1), strict=True):
+        sources[name].reshape(-1)[_places(tensor_record)] = row
 
 
-def _sources(made: Mapping[str, Any]) -> list[str]:
-    name = made["source"]
-    return [name.replace("*", str(number)) for number in range(made["shape"][0])] if "*" in name else [name]
+def _sources(tensor_record: Mapping[str, Any]) -> list[str]:
+    name = tensor_record["source"]
+    return [name.replace("*", str(number)) for number in range(tensor_record["shape"][0])] if "*" in name else [name]
 
 
-def _places(made: Mapping[str, Any]) -> NDArray[np.int64]:
+def _places(tensor_record: Mapping[str, Any]) -> NDArray[np.int64]:
     """Where the elements of a stored tensor are in that of the checkpoint."""
-    if "rows" in made:
-        width = int(np.prod(made["shape"][1:]))
-        return (np.array(made["rows"])[:, None] * width + np.arange(width)).ravel()
-    places = np.array([made["begin"]])
-    for size, stride in made["axes"]:
+    if "rows" in tensor_record:
+        width = int(np.prod(tensor_record["shape"][1:]))
+        return (np.array(tensor_record["rows"])[:, None] * width + np.arange(width)).ravel()
+    places = np.array([tensor_record["begin"]])
+    for size, stride in tensor_record["axes"]:
         places = (places[:, None] + stride * np.arange(size)).ravel()
     return places
 
 
-def _factors(made: Mapping[str, Any]) -> Values:
+def _factors(tensor_record: Mapping[str, Any]) -> Values:
     """By which rows are multiplied."""
-    runs = made.get("factors", [[1, 1.0]])
+    runs = tensor_record.get("factors", [[1, 1.0]])
     factors = np.concatenate([np.full(count, factor, dtype=np.float32) for count, factor in runs])
-    return factors.reshape(-1, *(1,) * (len(made["shape"]) - 1))
+    return factors.reshape(-1, *(1,) * (len(tensor_record["shape"]) - 1))

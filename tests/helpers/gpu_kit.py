@@ -35,7 +35,7 @@ def run_kit(
         "SRV_GPU_SIMULATOR_COUNT": str(devices),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--report", str(report), *(("--only", *only) if only else ())],
         env={**os.environ, **variables},
         capture_output=True,
@@ -43,7 +43,7 @@ def run_kit(
         timeout=1700,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-2000:]
     lines = map(json.loads, report.read_text(encoding="utf-8").splitlines())
     passed = {line["check"] for line in lines if line.get("status") == "passed"}
     return passed, *(launched(launches) if launches.exists() else (set(), set()))  # without a launch there is no file

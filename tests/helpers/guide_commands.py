@@ -28,7 +28,9 @@ class Command(NamedTuple):
 
 def blocks(page: Path, language: str) -> list[str]:
     """The texts of the code blocks in one language."""
-    return [each["text"] for each in _BLOCK.finditer(page.read_text(encoding="utf-8")) if each["language"] == language]
+    return [
+        match["text"] for match in _BLOCK.finditer(page.read_text(encoding="utf-8")) if match["language"] == language
+    ]
 
 
 def commands(page: Path) -> Iterator[Command]:

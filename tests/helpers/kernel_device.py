@@ -57,8 +57,8 @@ def has_dtype(dtype: torch.dtype) -> bool:
     name = kernel_target()
     if dtype not in FLOAT8 or name is None:
         return True
-    known = BY_NAME.get(name) or BY_NAME["sm90"]  # newer generations have these types
-    return FLOAT8[dtype] in known.float8
+    target = BY_NAME.get(name) or BY_NAME["sm90"]  # newer generations have these types
+    return FLOAT8[dtype] in target.float8
 
 
 def _of_platform(platform: str) -> torch.device:

@@ -25,9 +25,9 @@ def best_keys(index: IndexDims, joined: Tensor, keys: Tensor) -> Tensor:
     for head, query in enumerate(queries.view(len(joined), index.heads, index.dim).unbind(1)):
         scores += weights[:, head, None] * torch.relu(query @ keys.double().T * index.dim**-0.5)
     chosen = torch.zeros(scores.shape, dtype=torch.bool)
-    for row, own in enumerate(scores):
+    for row, row_scores in enumerate(scores):
         visible = len(keys) - len(joined) + row + 1
-        ranked = sorted(range(visible), key=lambda key: (-float(own[key]), key))
+        ranked = sorted(range(visible), key=lambda key: (-float(row_scores[key]), key))
         chosen[row, ranked[: index.top_k]] = True
     return chosen
 
@@ -88,16 +88,16 @@ class LatentRows:
         size_of_key = 0 if index is None else index.operands[0]
         expected, ends, begin = [], [], 0
         for name, count in counts:
-            own = slice(begin, begin + count)
-            new = latent[own, 0], rope[own, 0], joined[own, 0, :size_of_key]
-            before = self.seen.get(name, tuple(each[:0] for each in new))
+            tokens = slice(begin, begin + count)
+            new = latent[tokens, 0], rope[tokens, 0], joined[tokens, 0, :size_of_key]
+            before = self.seen.get(name, tuple(tensor[:0] for tensor in new))
             self.seen[name] = now = tuple(torch.cat(pair) for pair in zip(before, new, strict=True))
             if index is not None and index.own:
-                self.chosen[name] = best_keys(index, joined[own, 0], now[2])
+                self.chosen[name] = best_keys(index, joined[tokens, 0], now[2])
             pages = self.pages.setdefault(name, [])
             while len(pages) * size < len(now[0]):
                 pages.append(self._free.pop())
-            expected.append(dense(self.layer, q[own], *now[:2], self.up, self.chosen.get(name)))
+            expected.append(dense(self.layer, q[tokens], *now[:2], self.up, self.chosen.get(name)))
             ends.append(len(now[0]))
             begin += count
         width = max(len(self.pages[name]) for name, _ in counts)

@@ -28,11 +28,11 @@ class Steps:
 
     def run(self, rows: list[tuple[list[int], Tensor, int]]) -> Tensor:
         """The logits of a step; each row has its pages, its new tokens, and how many come before these."""
-        lens, ends = [len(tokens) for _, tokens, _ in rows], [done + len(tokens) for _, tokens, done in rows]
+        lens, ends = [len(tokens) for _, tokens, _ in rows], [computed + len(tokens) for _, tokens, computed in rows]
         width = max(len(pages) for pages, _, _ in rows)
         table = torch.tensor([pages + [0] * (width - len(pages)) for pages, _, _ in rows], dtype=torch.int32)
         tokens = torch.cat([tokens for _, tokens, _ in rows])
-        positions = torch.cat([torch.arange(done, done + len(tokens)) for _, tokens, done in rows])
+        positions = torch.cat([torch.arange(computed, computed + len(tokens)) for _, tokens, computed in rows])
         with torch.inference_mode():
             attend = StepAttention([self.backend], lens, ends, [table])
             return self._model.logits(self._model(ModelInputs(tokens, positions), ForwardContext(attend)))

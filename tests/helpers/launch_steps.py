@@ -44,7 +44,7 @@ class ReachedWeightsError(Exception):
 def launch_codes(user: UserInput, target: Target) -> set[str]:
     """The codes of the refusals of a launch's own steps, none of which asks `srv.planning.launchable`."""
     if user.rejections:
-        return {each.code for each in user.rejections}
+        return {rejection.code for rejection in user.rejections}
     try:
         facts = read_facts(Path(user.value("model_path")))
         resolved = resolve_arguments(user, target, facts)
@@ -55,7 +55,7 @@ def launch_codes(user: UserInput, target: Target) -> set[str]:
     except ReachedWeightsError:
         return set()
     except Refusal as refusal:
-        return {each.code for each in refusal.rejections}
+        return {rejection.code for rejection in refusal.rejections}
     except Exception as error:  # noqa: BLE001 - what an engine process reports
         lines, status = startup_failure(error)
         assert status == 2, lines
@@ -66,13 +66,13 @@ def launch_codes(user: UserInput, target: Target) -> set[str]:
 def build_up_to_weights(context: LaunchContext, spec: EngineSpec) -> None:
     config = context.resolved.config
     ranks = config.parallel.tp_size
-    made = BuildContext(
+    build_context = BuildContext(
         torch.device("meta"),
         torch_dtype(config.model.dtype),
         Ops(context.platform, ops_of(context.platform)),
         RankGroup(rank=ranks - 1, size=ranks, directory="/nowhere"),
     )
-    build(context.model, layer_options(config), made, check_layers=partial(check_layers, context.model, spec))
+    build(context.model, layer_options(config), build_context, check_layers=partial(check_layers, context.model, spec))
 
 
 def check_layers(facts: ModelFacts, spec: EngineSpec, layers: Sequence[AttentionLayer]) -> None:
@@ -80,7 +80,7 @@ def check_layers(facts: ModelFacts, spec: EngineSpec, layers: Sequence[Attention
     offered = find_platforms()[spec.platform].loaded.facts.backends["attention"]
     for slot in ATTENTION_SLOTS:
         name = spec.backends[slot][0]
-        traits = next(each.layer_traits for each in offered if each.name == name)
+        traits = next(spec.layer_traits for spec in offered if spec.name == name)
         backend: Any = SimpleNamespace(supports=partial(missing_traits, traits))
         LayerCheck(spec.platform, facts).require(layers, slot, name, [backend] * len(facts.cache_groups))
     raise ReachedWeightsError
@@ -101,7 +101,7 @@ def ops_of(platform: str) -> tuple[OpImpl, ...]:
 
         return npu_implementations(Operators(_no_sdk), device)
     # A layer imports the functions that it binds; those of GPUs need Triton, which may not be installed.
-    return tuple(replace(each, target=_no_sdk) for each in implementations(facts.ops, device))
+    return tuple(replace(implementation, target=_no_sdk) for implementation in implementations(facts.ops, device))
 
 
 def _no_sdk() -> Any:

@@ -62,13 +62,13 @@ def config_of(
     groups: Mapping[Any, Group], form: str = "mixed-precision", ignore: tuple[str, ...] = ("lm_head",)
 ) -> dict[str, Any]:
     """A quantization_config; `groups`: by their targets. Their formats are left out unless `form` is the mixed one."""
-    stated: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for number, (targets, group) in enumerate(groups.items()):
         fields = copy.deepcopy({**group.fields, "targets": list(targets)})
         if form != "mixed-precision":
             del fields["format"]
-        stated[f"group_{number}"] = fields
-    return {"quant_method": "compressed-tensors", "format": form, "ignore": list(ignore), "config_groups": stated}
+        by_name[f"group_{number}"] = fields
+    return {"quant_method": "compressed-tensors", "format": form, "ignore": list(ignore), "config_groups": by_name}
 
 
 def write_mixed(
@@ -83,8 +83,8 @@ def write_mixed(
 
     Returns a model of transformers with the same weights in float32. kind, fields: as of `small_model`.
     """
-    made = small_model(kind, **{**packed_weights.SIZES, **fields})
-    made.save_pretrained(folder)
+    unquantized = small_model(kind, **{**packed_weights.SIZES, **fields})
+    unquantized.save_pretrained(folder)
     file = folder / "model.safetensors"
     stored: dict[str, Tensor] = {}
     same: dict[str, Tensor] = {}
@@ -97,7 +97,7 @@ def write_mixed(
             tensors, same[name] = group.stored(name.removesuffix(".weight"), tensor)
             stored |= tensors
     save_file(same, file, {"format": "pt"})
-    model = type(made).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    model = type(unquantized).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     spoil(stored)
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, file)
     edit_config(folder, quantization_config=config)

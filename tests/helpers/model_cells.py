@@ -45,12 +45,12 @@ def random_model(kind: str, **fields: Any) -> Any:
     torch.manual_seed(0)
     if kind in CONFIGS:
         return small_model(kind, **{**SHAPE, **fields})
-    given = {**SIZES, **SHAPE, **fields}
+    sizes = {**SIZES, **SHAPE, **fields}
     if kind in FAMILIES:
-        return randomized(reference(kind, **given))
+        return randomized(reference(kind, **sizes))
     if isinstance(getattr(CONFIG_MAPPING[kind], "head_dim", None), property):
-        del given["head_dim"]
-    config = made_config(kind, given)
+        del sizes["head_dim"]
+    config = made_config(kind, sizes)
     return randomized(AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32))
 
 
@@ -66,8 +66,8 @@ def made_config(kind: str, fields: dict[str, Any]) -> Any:
 
 def minimax_m2(**fields: Any) -> Any:
     """MiniMax-M2 with four experts and a part of each head rotated. Corrections change which experts are chosen."""
-    own = {"num_local_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0, "rotary_dim": 8}
-    model = random_model("minimax_m2", **{**own, **fields})
+    defaults = {"num_local_experts": 4, "num_experts_per_tok": 2, "pad_token_id": 0, "rotary_dim": 8}
+    model = random_model("minimax_m2", **{**defaults, **fields})
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(torch.linspace(-0.4, 0.4, len(buffer)))
@@ -129,7 +129,7 @@ def assert_fast_path(engine: CheckedEngine, attention: str = "NativeAttention") 
     assert [resolved.backends[slot].spec.name for slot in ATTENTION] == ["native", "native"]
     worker = engine.executor.worker  # type: ignore[attr-defined]
     assert {type(backend).__name__ for backend in worker.runner.eager._attention} == {attention}
-    experts = {each.implementation for each in worker.loaded.model.modules() if isinstance(each, ExpertWeights)}
+    experts = {module.implementation for module in worker.loaded.model.modules() if isinstance(module, ExpertWeights)}
     assert experts <= {"native"}
 
 

@@ -82,11 +82,11 @@ def reference_impls() -> list[OpImpl]:
         linear_gguf,
         rows_gguf,
     )
-    own = [OpImpl(op.__name__, "torch", lambda args: None, op) for op in ops]
+    impls = [OpImpl(op.__name__, "torch", lambda args: None, op) for op in ops]
     experts = ("route_experts", "experts", "experts_int8", "experts_gguf", "experts_fp8")
-    own += [OpImpl(op, "torch", lambda args: None, f"srv_kernels.expert_reference:{op}") for op in experts]
+    impls += [OpImpl(op, "torch", lambda args: None, f"srv_kernels.expert_reference:{op}") for op in experts]
     recurrent = ("causal_conv1d", "gated_delta_rule", "gated_linear_recurrence", "selective_scan", "state_space_scan")
-    return own + [OpImpl(op, "torch", lambda args: None, f"srv_kernels.recurrent_reference:{op}") for op in recurrent]
+    return impls + [OpImpl(op, "torch", lambda args: None, f"srv_kernels.recurrent_reference:{op}") for op in recurrent]
 
 
 def reference_ops() -> Ops:

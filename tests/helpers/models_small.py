@@ -249,7 +249,7 @@ def built(path: Path, impl: str = "auto", load_format: str = "auto", **more: Any
     values: dict[str, Any] = {"device": HOST, "dtype": torch.float32, "ops": reference_ops()}
     values |= {"dequantize": facts.format == "gguf", "model_impl": impl, "load_format": load_format, **more}
     options = {name: values.pop(name) for name in LayerOptions._fields if name in values}
-    context = {each.name: values.pop(each.name) for each in fields(BuildContext) if each.name in values}
+    context = {field.name: values.pop(field.name) for field in fields(BuildContext) if field.name in values}
     return build(facts, LayerOptions(**options), BuildContext(**context), **values)
 
 
@@ -442,13 +442,13 @@ def write_gguf(
         stored = interleaved(weight, heads) if permuted else weight
         if arch in GEMMAS and name.endswith("norm.weight"):
             stored = stored + 1
-        own = kind if kinds is None else kinds(name)
-        if weight.ndim == 1 or own == Kind.F32:
+        block_type = kind if kinds is None else kinds(name)
+        if weight.ndim == 1 or block_type == Kind.F32:
             writer.add_tensor(gguf_name(name, arch), np.ascontiguousarray(stored))
             continue
-        data = blocks(np.ascontiguousarray(stored), own, random)
-        writer.add_tensor(gguf_name(name, arch), data, raw_dtype=own)
-        decoded = gguf.quants.dequantize(data, own).reshape(weight.shape)
+        data = blocks(np.ascontiguousarray(stored), block_type, random)
+        writer.add_tensor(gguf_name(name, arch), data, raw_dtype=block_type)
+        decoded = gguf.quants.dequantize(data, block_type).reshape(weight.shape)
         parameter.copy_(torch.from_numpy((deinterleaved(decoded, heads) if permuted else decoded).copy()))
     factors = model.config.__dict__.get("test_freq_factors")
     if factors is not None:

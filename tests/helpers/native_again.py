@@ -34,7 +34,7 @@ def own_tests(library: Path, isas: int, environment: Mapping[str, str] = Mapping
     isas: how many of the instruction sets that this processor and the library have: 1 is the largest, 2 the smallest
     vectors as well. Tests that are of no instruction set run in any case.
     """
-    selected = ("-k", "not fork and not TestLibrary", *(ROOT / each for each in TESTS))
+    selected = ("-k", "not fork and not TestLibrary", *(ROOT / test for test in TESTS))
     arguments = ("-p", __name__, "-n", "2", "-x", *selected)
     variables = {"SRV_CPU_LIBRARY": str(library), CHOSEN: str(isas), "PYTHONPATH": str(HERE)}
     return run(*arguments, seconds=COMPILING_S, environment={**variables, **environment})
@@ -53,9 +53,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     loaded = load()
     assert loaded.library is not None
     best = loaded.isa
-    found = [isa for isa in build.isas() if loaded.library.srv_choose_isa(isa.encode())]
+    isas = [isa for isa in build.isas() if loaded.library.srv_choose_isa(isa.encode())]
     loaded.library.srv_choose_isa(best.encode())
-    chosen = found[-1:] if os.environ[CHOSEN] == "1" else [*found[1:2], found[-1]]
+    chosen = isas[-1:] if os.environ[CHOSEN] == "1" else [*isas[1:2], isas[-1]]
     others = [item for item in items if _isa(item) not in (None, *chosen)]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item not in others]
@@ -65,5 +65,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _isa(item: pytest.Item) -> str | None:
     """The instruction set that a test runs with, None if it has no such parameter."""
-    found = item.callspec.params.get("isa") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
-    return str(found) if found is not None else None
+    isa = item.callspec.params.get("isa") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+    return str(isa) if isa is not None else None

@@ -114,10 +114,10 @@ class ImportGraph:
         graph = grimp.build_graph(*packages, exclude_type_checking_imports=True, cache_dir=cache)
         for file, name in self._modules.items():
             parent = self._by_name.get(name.rpartition(".")[0])
-            found = {self._by_name[each] for each in graph.find_modules_directly_imported_by(name)}
+            modules = {self._by_name[module] for module in graph.find_modules_directly_imported_by(name)}
             text = (self.root / file).read_text(encoding="utf-8")
-            found.update(self._resolved(_QUOTED_MODULE.findall(text)))
-            yield from ((file, imported) for imported in found | ({parent} if parent else set()))
+            modules.update(self._resolved(_QUOTED_MODULE.findall(text)))
+            yield from ((file, imported) for imported in modules | ({parent} if parent else set()))
 
     def _imports_of_tests(self) -> Iterator[tuple[str, str]]:
         for file, source in self._sources.items():

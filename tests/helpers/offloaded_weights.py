@@ -186,7 +186,7 @@ def check_offloaded(path: Path, *, first: int = 0, **arguments: Any) -> set[str]
     host.move()  # it raises if bytes differ
     assert host.saved == chosen.saved == loaded_bytes(plain, facts) - loaded_bytes(config, facts) > 0
     in_host_memory = [layer for layer in op_layers(moved, offloaded=True) if layer.offloaded]
-    storages = {each.untyped_storage().data_ptr() for layer in in_host_memory for each in layer.weight_tensors()}
+    storages = {tensor.untyped_storage().data_ptr() for layer in in_host_memory for tensor in layer.weight_tensors()}
     assert len(storages) == len(chosen.buffers) == 2
     host.fetch_for_kernels()
     tokens = torch.arange(3, 27)

@@ -19,8 +19,8 @@ class Oracle:
 
     def propose(self, tokens: torch.Tensor, lengths: torch.Tensor, count: int) -> torch.Tensor:
         drafts = torch.zeros((len(lengths), count), dtype=torch.int64)
-        for row, (known, length) in enumerate(zip(tokens.tolist(), lengths.tolist(), strict=True)):
-            texts = (text for text in self.texts if text[:length] == known[:length])
+        for row, (row_tokens, length) in enumerate(zip(tokens.tolist(), lengths.tolist(), strict=True)):
+            texts = (text for text in self.texts if text[:length] == row_tokens[:length])
             text = next(texts, [])  # a row that is in flight when its request ends goes on
             for at, token in enumerate([*text[length : length + count], *[0] * count][:count]):
                 drafts[row, at] = token if (length + at) % self.wrong else (token + 1) % 90

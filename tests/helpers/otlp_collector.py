@@ -89,13 +89,13 @@ def _spans(request: Any) -> Iterator[dict[str, Any]]:
                     "kind": span.kind,
                     "begin": span.start_time_unix_nano,
                     "end": span.end_time_unix_nano,
-                    "attributes": {each.key: _value(each.value) for each in span.attributes},
+                    "attributes": {attribute.key: _value(attribute.value) for attribute in span.attributes},
                 }
 
 
 def _value(value: Any) -> Any:
     kind = value.WhichOneof("value")
-    return [_value(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+    return [_value(item) for item in value.array_value.values] if kind == "array_value" else getattr(value, kind)
 
 
 if __name__ == "__main__":

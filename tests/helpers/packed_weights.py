@@ -44,9 +44,16 @@ def compressed(bits: int = 4, group: int = 32, symmetric: bool = True, actorder:
 
 
 def gptq(bits: int = 4, group: int = 32, form: str = "gptq", less: int = 1, **fields: Any) -> Form:
-    stated = {"quant_method": "gptq", "bits": bits, "group_size": group or -1, "sym": True, "desc_act": False, **fields}
-    config = {**stated, "checkpoint_format": form}
-    return Form("gptq", config, bits, group, stated["sym"], stated["desc_act"], less)
+    gptq_config = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group or -1,
+        "sym": True,
+        "desc_act": False,
+        **fields,
+    }
+    config = {**gptq_config, "checkpoint_format": form}
+    return Form("gptq", config, bits, group, gptq_config["sym"], gptq_config["desc_act"], less)
 
 
 AWQ = Form(
@@ -141,8 +148,10 @@ def packed(name: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Te
         case "awq":
             per_word = 32 // form.bits
             fields = tuple(range(per_word)) if form.awq_in_order else AWQ_COLUMNS[form.bits]
-            turned = (each.t().unflatten(1, (-1, per_word))[..., fields].flatten(1) for each in (values, stored_zeros))
-            tensors = dict(zip(("qweight", "qzeros"), (words(each, form.bits) for each in turned), strict=True))
+            turned = (
+                tensor.t().unflatten(1, (-1, per_word))[..., fields].flatten(1) for tensor in (values, stored_zeros)
+            )
+            tensors = dict(zip(("qweight", "qzeros"), (words(tensor, form.bits) for tensor in turned), strict=True))
             tensors["scales"] = scales.t()
         case "gptq":
             tensors = {
@@ -172,8 +181,8 @@ def write_packed(
 
     kind, fields: as of `small_model`.
     """
-    made = small_model(kind, **{**SIZES, **fields})
-    made.save_pretrained(folder)
+    unquantized = small_model(kind, **{**SIZES, **fields})
+    unquantized.save_pretrained(folder)
     file = folder / "model.safetensors"
     stored: dict[str, Tensor] = {}
     same: dict[str, Tensor] = {}
@@ -185,7 +194,7 @@ def write_packed(
             stored[name] = tensor.half()
             same[name] = stored[name].float()
     save_file(same, file, {"format": "pt"})
-    model = type(made).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    model = type(unquantized).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
     spoil(stored)
     save_file(stored, file)
     edit_config(folder, quantization_config=form.config)

@@ -21,12 +21,12 @@ def check_sizes(folder: Path, model: CausalLM) -> None:
                 shutil.copy(file, alone)
         config_file = Path(alone, "config.json")
         config_file.write_text(json.dumps({"dtype": "float32", **json.loads(config_file.read_text())}))
-        stored, stated = read_facts(folder), read_facts(Path(alone))
+        stored, planned = read_facts(folder), read_facts(Path(alone))
     config = make_config({"dtype": "float32"})
-    assert (stored.format, stated.format) == ("safetensors", "config")
-    assert stated.parameters == stored.parameters
-    assert stated.weight_bytes == stored.weight_bytes
-    assert loaded_bytes(config, stated) == loaded_bytes(config, stored) == model.loaded_bytes()
+    assert (stored.format, planned.format) == ("safetensors", "config")
+    assert planned.parameters == stored.parameters
+    assert planned.weight_bytes == stored.weight_bytes
+    assert loaded_bytes(config, planned) == loaded_bytes(config, stored) == model.loaded_bytes()
 
 
 def planned_bytes(path: Path, dtype: str = "float32", **values: object) -> int:

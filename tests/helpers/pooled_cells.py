@@ -109,12 +109,12 @@ def check(name: str, model: Any, engine: CheckedEngine) -> None:
     """What the engine returns of each prompt alone and of all in a batch is as close as transformers in bfloat16."""
     pooling = Pooling(engine.context.resolved.config.model.pooling)
     labelled = name in LABELLING
-    expected: Callable[[Any], Tensor] = labels if labelled else lambda each: embeddings(each, pooling)
+    expected: Callable[[Any], Tensor] = labels if labelled else lambda prompt: embeddings(prompt, pooling)
     output = PooledOutput.LABELS if labelled else PooledOutput.EMBEDDING
     prompts = MORE_PROMPTS if labelled else PROMPTS
-    specs = [pooled(str(number), each, pooling, output=output) for number, each in enumerate(prompts)]
-    alone = torch.stack([vector(engine.generate([each])[0]) for each in specs])
-    together = torch.stack([vector(each) for each in engine.generate(specs)])
+    specs = [pooled(str(number), prompt, pooling, output=output) for number, prompt in enumerate(prompts)]
+    alone = torch.stack([vector(engine.generate([spec])[0]) for spec in specs])
+    together = torch.stack([vector(result) for result in engine.generate(specs)])
     assert_as_close_as_transformers(
         torch.stack((alone, together)), expected(model), expected(copy.deepcopy(model).to(torch.bfloat16))
     )
@@ -131,11 +131,13 @@ def assert_as_close_as_transformers(ours: Tensor, exact: Tensor, coarse: Tensor,
 
 def embeddings(model: Any, pooling: Pooling) -> Tensor:
     """[prompts, hidden], of length 1."""
-    states = [states_of(model, each).float() for each in PROMPTS]
-    return torch.stack([normalize(pooled_reference(each, pooling), dim=0) for each in states])
+    states = [states_of(model, prompt).float() for prompt in PROMPTS]
+    return torch.stack([normalize(pooled_reference(state, pooling), dim=0) for state in states])
 
 
 def labels(model: Any) -> Tensor:
     """[prompts, labels]."""
     with torch.no_grad():
-        return torch.stack([model(input_ids=torch.tensor([each])).logits[0].float() for each in MORE_PROMPTS])
+        return torch.stack(
+            [model(input_ids=torch.tensor([more_prompt])).logits[0].float() for more_prompt in MORE_PROMPTS]
+        )

@@ -170,19 +170,19 @@ _SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "yes", "no"]
 
 def tokenizer(pairs: bool = True) -> Tokenizer:
     """`pairs`: the second text of a pair has type 1, as in BERT; otherwise all tokens have type 0."""
-    vocabulary = {token: number for number, token in enumerate([*_SPECIAL, *(chr(each) for each in range(33, 123))])}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.normalizer = normalizers.NFC()
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    vocabulary = {token: number for number, token in enumerate([*_SPECIAL, *(chr(code) for code in range(33, 123))])}
+    word_level = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    word_level.normalizer = normalizers.NFC()
+    word_level.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split("", "isolated")]
     )
-    made.add_special_tokens(_SPECIAL)
-    made.post_processor = processors.TemplateProcessing(
+    word_level.add_special_tokens(_SPECIAL)
+    word_level.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1" if pairs else "[CLS] $A [SEP] [SEP] $B [SEP]",
         special_tokens=[("[CLS]", 1), ("[SEP]", 2)],
     )
-    return made
+    return word_level
 
 
 def pooled_model(name: str, folder: Path, **fields: Any) -> Any:

@@ -63,13 +63,13 @@ class Published:
             **{name: (2 * INNER // len(self.gate_up), HIDDEN) for name in self.gate_up},
             self.down: (HIDDEN, INNER),
         }
-        found: dict[str, tuple[int, ...]] = {self.embedding: (VOCAB, HIDDEN), self.last_norm: (HIDDEN,)}
+        shapes: dict[str, tuple[int, ...]] = {self.embedding: (VOCAB, HIDDEN), self.last_norm: (HIDDEN,)}
         for layer in range(LAYERS):
             prefix = self.layer.format(layer)
-            found |= {f"{prefix}.{name}.weight": shape for name, shape in matrices.items()}
-            found |= {f"{prefix}.{name}.bias": matrices[name][:1] for name in self.biases}
-            found |= {f"{prefix}.{name}.weight": (HIDDEN,) for name in self.norms}
-        return found if self.tied else {**found, self.head: (VOCAB, HIDDEN)}
+            shapes |= {f"{prefix}.{name}.weight": shape for name, shape in matrices.items()}
+            shapes |= {f"{prefix}.{name}.bias": matrices[name][:1] for name in self.biases}
+            shapes |= {f"{prefix}.{name}.weight": (HIDDEN,) for name in self.norms}
+        return shapes if self.tied else {**shapes, self.head: (VOCAB, HIDDEN)}
 
     @property
     def tied(self) -> bool:
@@ -77,11 +77,11 @@ class Published:
 
     def weights(self) -> dict[str, Tensor]:
         """Norms around 1, biases around 0, and matrices with which attention and every bias change the logits."""
-        generator, found = torch.Generator().manual_seed(0), {}
+        generator, weights = torch.Generator().manual_seed(0), {}
         for name, shape in self.shapes().items():
             around = 0.0 if len(shape) > 1 or name.endswith("bias") else 1.0
-            found[name] = torch.randn(shape, generator=generator) * (0.25 if len(shape) > 1 else 0.3) + around
-        return found
+            weights[name] = torch.randn(shape, generator=generator) * (0.25 if len(shape) > 1 else 0.3) + around
+        return weights
 
     def save(self, folder: Path, weights: Weights) -> None:
         (folder / "config.json").write_text(json.dumps(self.config))
@@ -92,21 +92,21 @@ class Published:
         x, kept = weights[self.embedding][tokens], dict[str, Tensor]()
         for layer in range(LAYERS):
             x = self._skipped(layer, x, kept)
-            own = partial(_linear, weights, self.layer.format(layer))
+            linear = partial(_linear, weights, self.layer.format(layer))
             first, second = (weights[f"{self.layer.format(layer)}.{name}.weight"] for name in self.norms)
-            x = x + own(self.output, self._attended(own, _rms(x, first, self.eps)))
+            x = x + linear(self.output, self._attended(linear, _rms(x, first, self.eps)))
             read = _rms(x, second, self.eps)
-            gate, up = torch.cat([own(name, read) for name in self.gate_up], -1).chunk(2, -1)
-            x = x + own(self.down, F.silu(gate) * up)
+            gate, up = torch.cat([linear(name, read) for name in self.gate_up], -1).chunk(2, -1)
+            x = x + linear(self.down, F.silu(gate) * up)
         head = weights[self.embedding if self.tied else self.head]
         head = head / head.norm(dim=1, keepdim=True) if self.unit_head else head
         return _rms(x, weights[self.last_norm], self.eps) @ head.T
 
-    def _attended(self, own: Callable[[str, Tensor], Tensor], x: Tensor) -> Tensor:
-        q, k, v = self.divide(torch.cat([own(name, x) for name in self.qkv], -1), self.kv_heads)
+    def _attended(self, linear: Callable[[str, Tensor], Tensor], x: Tensor) -> Tensor:
+        q, k, v = self.divide(torch.cat([linear(name, x) for name in self.qkv], -1), self.kv_heads)
         if self.rotate is not None:
             q, k = self.rotate(q), self.rotate(k)
-        k, v = (each.repeat_interleave(HEADS // self.kv_heads, 1) for each in (k, v))
+        k, v = (tensor.repeat_interleave(HEADS // self.kv_heads, 1) for tensor in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(DIM)
         distance = torch.arange(len(x)).unsqueeze(1) - torch.arange(len(x))
         if self.rotate is None:
@@ -220,9 +220,9 @@ def named(architecture: str, model_type: str, **fields: Any) -> dict[str, Any]:
 
 def exaone(**fields: Any) -> Published:
     sizes = {name: value for name, value in SIZES.items() if name != "num_hidden_layers"}
-    own = {"num_layers": LAYERS, "activation_function": "silu", "layer_norm_epsilon": 1e-5, "rope_theta": 500.0}
+    config = {"num_layers": LAYERS, "activation_function": "silu", "layer_norm_epsilon": 1e-5, "rope_theta": 500.0}
     return Published(
-        named("ExaoneForCausalLM", "exaone", **{**sizes, **GROUPED, **own, **fields}),
+        named("ExaoneForCausalLM", "exaone", **{**sizes, **GROUPED, **config, **fields}),
         embedding="transformer.wte.weight",
         layer="transformer.h.{}",
         last_norm="transformer.ln_f.weight",
@@ -240,9 +240,9 @@ def exaone(**fields: Any) -> Published:
 
 def internlm2(bias: bool = False) -> Published:
     scaling = {"type": "dynamic", "factor": 2.0}  # beyond the context alone
-    own = {"bias": bias, "rms_norm_eps": 1e-5, "rope_scaling": scaling, "rope_theta": 500.0}
+    config = {"bias": bias, "rms_norm_eps": 1e-5, "rope_scaling": scaling, "rope_theta": 500.0}
     return Published(
-        named("InternLM2ForCausalLM", "internlm2", **SIZES, **GROUPED, **own),
+        named("InternLM2ForCausalLM", "internlm2", **SIZES, **GROUPED, **config),
         embedding="model.tok_embeddings.weight",
         layer="model.layers.{}",
         last_norm="model.norm.weight",
@@ -262,9 +262,9 @@ def internlm2(bias: bool = False) -> Published:
 def internlm3(qkv_bias: bool = False, bias: bool = True) -> Published:
     biases = OF_LLAMA["qkv"] if qkv_bias else ()
     biases = (*biases, "self_attn.o_proj", *OF_LLAMA["gate_up"], "mlp.down_proj") if bias else biases
-    own = {"qkv_bias": qkv_bias, "bias": bias, "head_dim": DIM, "rms_norm_eps": 1e-6}
+    config = {"qkv_bias": qkv_bias, "bias": bias, "head_dim": DIM, "rms_norm_eps": 1e-6}
     return Published(
-        named("InternLM3ForCausalLM", "internlm3", **SIZES, **GROUPED, **own), **{**OF_LLAMA, "biases": biases}
+        named("InternLM3ForCausalLM", "internlm3", **SIZES, **GROUPED, **config), **{**OF_LLAMA, "biases": biases}
     )
 
 
@@ -313,11 +313,11 @@ def _first_half(x: Tensor, theta: float) -> Tensor:
 
 def mimo() -> Published:
     """With a layer that predicts further tokens."""
-    own = {"attention_bias": True, "head_dim": DIM, "rms_norm_eps": 1e-5, "rope_theta": 640.0}
-    own |= {"num_nextn_predict_layers": 1, "use_sliding_window": False, "sliding_window": 32768}
+    config = {"attention_bias": True, "head_dim": DIM, "rms_norm_eps": 1e-5, "rope_theta": 640.0}
+    config |= {"num_nextn_predict_layers": 1, "use_sliding_window": False, "sliding_window": 32768}
     names = {"input_proj": (HIDDEN, 2 * HIDDEN), "token_layernorm": (HIDDEN,), "self_attn.q_proj": (HIDDEN, HIDDEN)}
     return Published(
-        named("MiMoForCausalLM", "mimo", **SIZES, **GROUPED, **own),
+        named("MiMoForCausalLM", "mimo", **SIZES, **GROUPED, **config),
         **{**OF_LLAMA, "biases": OF_LLAMA["qkv"], "rotate": partial(halves, theta=640.0), "eps": 1e-5},
         unread={f"model.mtp_layers.0.{name}.weight": shape for name, shape in names.items()},
     )

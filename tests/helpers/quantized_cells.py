@@ -86,7 +86,10 @@ def _config(method: str, how: Method, stored: dict[str, Tensor]) -> dict[str, An
     if method != "modelslim":
         return how.form.config
     quantized = {name: f"{name}_scale" in stored for name in stored if name.endswith(".weight")}
-    return {**how.form.config, **{name: "W8A8_DYNAMIC" if each else "FLOAT" for name, each in quantized.items()}}
+    return {
+        **how.form.config,
+        **{name: "W8A8_DYNAMIC" if is_quantized else "FLOAT" for name, is_quantized in quantized.items()},
+    }
 
 
 def _stored(name: str, tensor: Tensor, how: Method, kind: str) -> tuple[dict[str, Tensor], Tensor]:

@@ -40,7 +40,9 @@ def main(source: Path, names: list[str]) -> None:
 
 def _json(record: dict[str, Any]) -> str:
     """A line for each tensor."""
-    tensors = ",\n  ".join(f'"{name}": {json.dumps(made)}' for name, made in record["tensors"].items())
+    tensors = ",\n  ".join(
+        f'"{name}": {json.dumps(tensor_record)}' for name, tensor_record in record["tensors"].items()
+    )
     return f'{{\n"metadata": {json.dumps(record["metadata"])},\n"tensors": {{\n  {tensors}}}}}'
 
 
@@ -51,7 +53,7 @@ def record(name: str, folder: Path) -> dict[str, Any]:
     sources = load_file(path)
     first: dict[str, int] = {}
     count = 0
-    for tensor in sorted(sources, key=lambda each: not each.endswith(LOGARITHM)):
+    for tensor in sorted(sources, key=lambda source_name: not source_name.endswith(LOGARITHM)):
         first[tensor], count = count, count + sources[tensor].size
     assert 4 * count < 1 << 24, "float32 does not tell all elements apart"
     for tensor, values in sources.items():
@@ -62,31 +64,31 @@ def record(name: str, folder: Path) -> dict[str, Any]:
     places = Places({tensor: (begin, sources[tensor].shape) for tensor, begin in first.items()})
     configure(folder, {**case.published, **case.neutral})
     reader = convert(folder)
-    tensors = {each.name: made(each, places) for each in reader.tensors}
+    tensors = {source.name: made(source, places) for source in reader.tensors}
     if case.neutral:
-        before = {each.name: np.array(each.data) for each in reader.tensors}
+        before = {source.name: np.array(source.data) for source in reader.tensors}
         configure(folder, {**case.published, **{name: case.fields[name] for name in case.neutral}})
-        for each in convert(folder).tensors:
-            if runs := factors(np.asarray(each.data) / before[each.name]):
-                tensors[each.name]["factors"] = runs
+        for source in convert(folder).tensors:
+            if runs := factors(np.asarray(source.data) / before[source.name]):
+                tensors[source.name]["factors"] = runs
     return {"metadata": metadata(reader), "tensors": of_layers(tensors)}
 
 
 def of_layers(tensors: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Tensors that all layers have alike as one, with {} in place of their numbers, and these numbers."""
     alike: dict[str, dict[int, dict[str, Any]]] = {}
-    for name, made in tensors.items():
-        if found := LAYER.match(name):
-            source = re.sub(rf"\.{found[1]}\.", ".{}.", made["source"], count=1)
-            alike.setdefault(LAYER.sub("blk.{}.", name), {})[int(found[1])] = {**made, "source": source}
+    for name, tensor_record in tensors.items():
+        if match := LAYER.match(name):
+            source = re.sub(rf"\.{match[1]}\.", ".{}.", tensor_record["source"], count=1)
+            alike.setdefault(LAYER.sub("blk.{}.", name), {})[int(match[1])] = {**tensor_record, "source": source}
     grouped: dict[str, dict[str, Any]] = {}
-    for name, made in tensors.items():
+    for name, tensor_record in tensors.items():
         layers = alike.get(LAYER.sub("blk.{}.", name), {})
-        first = next(iter(layers.values()), made)
-        if layers and all(each == first for each in layers.values()):
+        first = next(iter(layers.values()), tensor_record)
+        if layers and all(layer == first for layer in layers.values()):
             grouped[LAYER.sub("blk.{}.", name)] = {**first, "layers": list(layers)}
         else:
-            grouped[name] = made
+            grouped[name] = tensor_record
     return grouped
 
 
@@ -100,8 +102,8 @@ def configure(folder: Path, fields: dict[str, Any]) -> None:
 def factors(ratios: NDArray[Any]) -> list[tuple[int, float]]:
     """How many rows are multiplied by a number, and by which, for each number; none if all are as they were."""
     rows = ratios.reshape(len(ratios), -1).astype(np.float64)
-    found = [(len(list(same)), float(factor)) for factor, same in groupby(np.round(rows.mean(1), 6))]
-    return [] if found == [(len(rows), 1.0)] else found
+    runs = [(len(list(same)), float(factor)) for factor, same in groupby(np.round(rows.mean(1), 6))]
+    return [] if runs == [(len(rows), 1.0)] else runs
 
 
 def convert(folder: Path) -> gguf.GGUFReader:
@@ -128,11 +130,11 @@ def convert(folder: Path) -> gguf.GGUFReader:
 
 
 def metadata(reader: gguf.GGUFReader) -> dict[str, Any]:
-    found = {name: field.contents() for name, field in reader.fields.items()}
+    values = {name: field.contents() for name, field in reader.fields.items()}
     kept = ("general.architecture", "general.type")
     return {
         name: value
-        for name, value in found.items()
+        for name, value in values.items()
         if name in kept or not name.startswith(("general.", "GGUF.", "tokenizer."))
     }
 
@@ -166,18 +168,18 @@ def made(tensor: gguf.ReaderTensor, places: Places) -> dict[str, Any]:
     sources, indices = places.of(numbers)
     if len(sources) == 1:
         return {"source": sources.pop(), "shape": shape, **strides(indices), **changed}
-    parts = [places.of(each) for each in numbers]
+    parts = [places.of(number) for number in numbers]
     assert all(len(names) == 1 for names, _ in parts), f"{tensor.name} is of {sources}"
-    assert all((each == parts[0][1]).all() for _, each in parts), f"{tensor.name} has parts of other places"
+    assert all((part == parts[0][1]).all() for _, part in parts), f"{tensor.name} has parts of other places"
     return {"source": pattern([names.pop() for names, _ in parts]), "shape": shape, **strides(parts[0][1]), **changed}
 
 
 def pattern(names: list[str]) -> str:
     """The name of numbered tensors, with a star in place of the number."""
-    found = [re.split(r"(?<=\.)(\d+)(?=\.)", name) for name in names]
-    place = next(index for index, each in enumerate(zip(*found, strict=True)) if len(set(each)) > 1)
-    assert [each[place] for each in found] == [str(number) for number in range(len(names))]
-    return "".join((*found[0][:place], "*", *found[0][place + 1 :]))
+    parts = [re.split(r"(?<=\.)(\d+)(?=\.)", name) for name in names]
+    place = next(index for index, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1)
+    assert [part[place] for part in parts] == [str(number) for number in range(len(names))]
+    return "".join((*parts[0][:place], "*", *parts[0][place + 1 :]))
 
 
 def strides(indices: Indices) -> dict[str, Any]:

@@ -46,7 +46,9 @@ def recurrent_logits(model: CausalLM, facts: ModelFacts, tokens: Tensor, first: 
         for rows in passes:
             cache.rows = tuple((name, begin, end - begin) for name, _, begin, end in rows)
             states.rows = tuple((slot, end - begin) for _, slot, begin, end in rows)
-            ids, places = (torch.cat([each[begin:end] for _, _, begin, end in rows]) for each in (tokens, positions))
+            ids, places = (
+                torch.cat([tensor[begin:end] for _, _, begin, end in rows]) for tensor in (tokens, positions)
+            )
             hidden = model(ModelInputs(ids, places), ForwardContext(cache.attend, states))
             parts.append(model.logits(hidden))
     copy = torch.cat((parts[1][: count - 1], parts[2][:1]))

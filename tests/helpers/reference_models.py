@@ -55,7 +55,7 @@ class Reference(nn.Module):
         return model
 
     def named_parameters(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name.replace("/", "."), each) for name, each in super().named_parameters(*args, **options))
+        return ((name.replace("/", "."), parameter) for name, parameter in super().named_parameters(*args, **options))
 
     def get_input_embeddings(self) -> Any:
         return SimpleNamespace(weight=dict(self.named_parameters())[self.family.embedding])
@@ -65,7 +65,10 @@ class Reference(nn.Module):
         return SimpleNamespace(logits=logits.unsqueeze(0))
 
     def save_pretrained(self, folder: Path) -> None:
-        save_file({name: each.contiguous() for name, each in self.named_parameters()}, folder / "model.safetensors")
+        save_file(
+            {name: parameter.contiguous() for name, parameter in self.named_parameters()},
+            folder / "model.safetensors",
+        )
         (folder / "config.json").write_text(json.dumps(self.fields))
 
 
@@ -99,7 +102,7 @@ def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, activate: Callable[
 def mixed(x: Tensor, ids: Tensor, weights: Tensor, expert: Callable[[int, Tensor], Tensor]) -> Tensor:
     """For each token, the sum of what its experts `ids` [T, K] make of it, by their `weights` [T, K]."""
     rows = [
-        sum(factor * expert(int(each), row) for each, factor in zip(chosen, factors, strict=True))
+        sum(factor * expert(int(expert_index), row) for expert_index, factor in zip(chosen, factors, strict=True))
         for row, chosen, factors in zip(x, ids, weights.to(x.dtype), strict=True)
     ]
     return torch.stack(rows)  # type: ignore[arg-type]
@@ -233,7 +236,7 @@ def _xverse(c: Fields, w: Weights, tokens: Tensor) -> Tensor:
             continue
         best = F.linear(y, w[f"{name}.router.weight"]).float().softmax(-1).topk(c["moe_top_k"])
         weights = best.values / best.values.sum(-1, keepdim=True) if c["norm_topk_prob"] else best.values
-        routed = mixed(y, best.indices, weights, lambda each, row, name=name: feed(row, f"{name}.experts.{each}"))
+        routed = mixed(y, best.indices, weights, lambda number, row, name=name: feed(row, f"{name}.experts.{number}"))
         x = x + routed + feed(y, f"{name}.shared_experts")
     return F.linear(rms_norm(x, w["model.norm.weight"], eps), w["lm_head.weight"])
 
@@ -288,10 +291,10 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def fields_of(kind: str, given: Fields) -> Fields:
-    return {**FAMILIES[kind].defaults, **given}
+def fields_of(kind: str, fields: Fields) -> Fields:
+    return {**FAMILIES[kind].defaults, **fields}
 
 
-def reference(kind: str, **given: Any) -> Reference:
+def reference(kind: str, **fields: Any) -> Reference:
     """A random model of a model type. `given`: fields of its configuration."""
-    return Reference(FAMILIES[kind], fields_of(kind, given))
+    return Reference(FAMILIES[kind], fields_of(kind, fields))

@@ -30,15 +30,15 @@ class Module:
         self.places: Places = {}
         for node in self.tree.body:
             if isinstance(node, ast.Assign):
-                self.constants |= {each.id: node.value for each in node.targets if isinstance(each, ast.Name)}
-        for each in self.nodes:
-            if isinstance(each, ast.ImportFrom) and each.module:
-                self.imported |= {alias.asname or alias.name: each.module for alias in each.names}
-            elif isinstance(each, ast.ClassDef | _Function):
-                names = _parameters(each)
+                self.constants |= {target.id: node.value for target in node.targets if isinstance(target, ast.Name)}
+        for statement in self.nodes:
+            if isinstance(statement, ast.ImportFrom) and statement.module:
+                self.imported |= {alias.asname or alias.name: statement.module for alias in statement.names}
+            elif isinstance(statement, ast.ClassDef | _Function):
+                names = _parameters(statement)
                 position = next((names.index(name) for name in names if name in NAMES), None)
-                if self.places.get(each.name) is None:
-                    self.places[each.name] = position
+                if self.places.get(statement.name) is None:
+                    self.places[statement.name] = position
 
 
 def codes_in(folders: Iterable[Path]) -> dict[str, set[str]]:
@@ -51,29 +51,29 @@ def codes_in(folders: Iterable[Path]) -> dict[str, set[str]]:
         for parts in [path.with_suffix("").parts]
         for at in range(len(parts))
     }
-    anywhere = {name: at for each in modules.values() for name, at in each.places.items() if at is not None}
-    found: dict[str, set[str]] = {}
+    anywhere = {name: at for other in modules.values() for name, at in other.places.items() if at is not None}
+    paths_by_code: dict[str, set[str]] = {}
     for path, module in modules.items():
         places = _visible(module, by_name, anywhere)
         for node in module.nodes:
             for value in _code_values(node, places):
                 for code in _strings(value, module):
-                    found.setdefault(code, set()).add(path.as_posix())
-    return found
+                    paths_by_code.setdefault(code, set()).add(path.as_posix())
+    return paths_by_code
 
 
 def _parameters(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ClassDef):
-        for each in node.body:
-            if isinstance(each, ast.FunctionDef) and each.name == "__init__":
-                return _parameters(each)
+        for member in node.body:
+            if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+                return _parameters(member)
         return [
-            each.target.id
-            for each in node.body
-            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+            member.target.id
+            for member in node.body
+            if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name)
         ]
     assert isinstance(node, _Function)
-    names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+    names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
     return names[1:] if names[:1] in (["self"], ["cls"]) else names
 
 
@@ -89,7 +89,7 @@ def _visible(module: Module, modules: Mapping[str, Module], anywhere: Places) ->
 
 def _code_values(node: ast.AST, places: Places) -> Iterator[ast.expr]:
     if isinstance(node, ast.Call):
-        yield from (each.value for each in node.keywords if each.arg in NAMES)
+        yield from (keyword.value for keyword in node.keywords if keyword.arg in NAMES)
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         at = places.get(called)
         if at is not None and at < len(node.args):
@@ -106,10 +106,10 @@ def _code_values(node: ast.AST, places: Places) -> Iterator[ast.expr]:
             if argument.arg in NAMES:
                 yield default
         if node.returns is not None and "tuple[str, str]" in ast.unparse(node.returns):
-            for each in ast.walk(node):
-                if isinstance(each, ast.Return) and isinstance(each.value, ast.Tuple):
+            for statement in ast.walk(node):
+                if isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):
                     yield from (
-                        one for one in each.value.elts if isinstance(one, ast.Constant) and "_" in str(one.value)
+                        one for one in statement.value.elts if isinstance(one, ast.Constant) and "_" in str(one.value)
                     )
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield from (ast.Constant(code) for code in IN_TEXT.findall(node.value))
@@ -121,9 +121,11 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         yield target.id, value
     elif isinstance(target, ast.Tuple):
         choices = value.values if isinstance(value, ast.BoolOp) else [value]
-        for each in choices:
-            if isinstance(each, ast.Tuple):
-                yield from (pair for one, two in zip(target.elts, each.elts, strict=False) for pair in _pairs(one, two))
+        for alternative in choices:
+            if isinstance(alternative, ast.Tuple):
+                yield from (
+                    pair for one, two in zip(target.elts, alternative.elts, strict=False) for pair in _pairs(one, two)
+                )
 
 
 def _strings(value: ast.expr, module: Module) -> Iterator[str]:
@@ -132,7 +134,7 @@ def _strings(value: ast.expr, module: Module) -> Iterator[str]:
     elif isinstance(value, ast.IfExp):
         yield from (*_strings(value.body, module), *_strings(value.orelse, module))
     elif isinstance(value, ast.BoolOp):
-        for each in value.values:
-            yield from _strings(each, module)
+        for element in value.values:
+            yield from _strings(element, module)
     elif isinstance(value, ast.Name) and value.id in module.constants:
         yield from _strings(module.constants[value.id], module)

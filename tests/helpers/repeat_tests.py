@@ -72,11 +72,15 @@ def repeat(tests: Sequence[str], times: int, options: Sequence[str] = (), root: 
     repetitions = Repetitions()
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-rfE", *options, *tests]
     for index in range(times):
-        done = subprocess.run(command, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode not in ENDED:
-            raise RuntimeError(f"pytest ended with status {done.returncode}:\n{done.stdout[-SHOWN:]}{done.stderr}")
-        repetitions.add(FAILED.findall(done.stdout), done.stdout)
-        print(f"run {index + 1} of {times}: {done.stdout.splitlines()[-1]}", flush=True)
+        process = subprocess.run(
+            command, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if process.returncode not in ENDED:
+            raise RuntimeError(
+                f"pytest ended with status {process.returncode}:\n{process.stdout[-SHOWN:]}{process.stderr}"
+            )
+        repetitions.add(FAILED.findall(process.stdout), process.stdout)
+        print(f"run {index + 1} of {times}: {process.stdout.splitlines()[-1]}", flush=True)
     return repetitions
 
 
@@ -108,7 +112,7 @@ def main() -> int:
 
 def _waiting_in(path: Path, root: Path) -> Iterator[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    fixtures = {each.name for _, each in _functions(tree) if _is_fixture(each) and _waits(each)}
+    fixtures = {definition.name for _, definition in _functions(tree) if _is_fixture(definition) and _waits(definition)}
     for owner, function in _functions(tree):
         arguments = {argument.arg for argument in function.args.args}
         if function.name.startswith("test_") and (_waits(function) or arguments & fixtures):
@@ -119,9 +123,9 @@ def _functions(tree: ast.Module) -> Iterator[tuple[list[str], ast.FunctionDef | 
     """The functions of a module and of its classes, with the name of the class."""
     for node in tree.body:
         owner = [node.name] if isinstance(node, ast.ClassDef) else []
-        for each in node.body if isinstance(node, ast.ClassDef) else [node]:
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield owner, each
+        for definition in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield owner, definition
 
 
 def _is_fixture(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

@@ -16,7 +16,7 @@ from srv.platform.registry import find_platforms
 from srv.specs import FullAttention, ModelFacts
 
 GIB = 1 << 30
-FACTS: dict[str, PlatformFacts] = {name: found.loaded.facts for name, found in find_platforms().items()}
+FACTS: dict[str, PlatformFacts] = {name: platform.loaded.facts for name, platform in find_platforms().items()}
 
 
 def model(architecture: str = "LlamaForCausalLM", **changes: Any) -> ModelFacts:
@@ -91,25 +91,25 @@ def decided(reads: tuple[str, ...], on: DeviceFacts, about: ModelFacts | None, v
 
 def default_of(platform: str, argument: str, on: DeviceFacts, about: ModelFacts | None = None, **values: Any) -> Any:
     """The platform's default for an argument; None if it has none."""
-    defaults: list[Default] = [each for each in FACTS[platform].defaults if each.argument == argument]
-    values_found = [each.compute(decided(each.reads, on, about, values)) for each in defaults]
-    found = [each for each in values_found if each is not None]
-    assert len(found) <= 1
-    return found[0] if found else None
+    defaults: list[Default] = [candidate for candidate in FACTS[platform].defaults if candidate.argument == argument]
+    values_found = [candidate.compute(decided(candidate.reads, on, about, values)) for candidate in defaults]
+    actual = [value for value in values_found if value is not None]
+    assert len(actual) <= 1
+    return actual[0] if actual else None
 
 
 def violations(platform: str, on: DeviceFacts, about: ModelFacts | None = None, **values: Any) -> dict[str, str]:
     """Codes of the platform's constraints that these values violate, by the constrained argument."""
-    own: tuple[Constraint, ...] = FACTS[platform].constraints
+    constraints: tuple[Constraint, ...] = FACTS[platform].constraints
     return {
-        each.argument: each.code
-        for each in own
-        if each.check(decided((each.argument, *each.reads), on, about, values)) is not None
+        constraint.argument: constraint.code
+        for constraint in constraints
+        if constraint.check(decided((constraint.argument, *constraint.reads), on, about, values)) is not None
     }
 
 
 def contribution(platform: str, name: str, on: DeviceFacts, about: ModelFacts | None = None, **values: Any) -> float:
     """The result of one of the platform's memory contributions: bytes, or a fraction of the rest."""
-    (part,) = (each for each in FACTS[platform].contributions if each.name == name)
+    (part,) = (candidate for candidate in FACTS[platform].contributions if candidate.name == name)
     assert isinstance(part, Contribution)
     return part.compute(decided(part.reads, on, about, values))

@@ -37,13 +37,13 @@ def scaled(recipes: Recipes, recipe: Recipe) -> list[str]:
 
 
 def _flags(recipe: Recipe) -> list[tuple[str, list[str]]]:
-    found: list[tuple[str, list[str]]] = []
+    groups: list[tuple[str, list[str]]] = []
     for word in shlex.split(recipe.flags):
         if word.startswith("--"):
-            found.append((word, []))
+            groups.append((word, []))
         else:
-            found[-1][1].append(word)
-    return found
+            groups[-1][1].append(word)
+    return groups
 
 
 def _divided(value: str, factor: int) -> str:

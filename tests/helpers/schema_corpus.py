@@ -176,7 +176,7 @@ _KNOWN: list[Schema] = [
 
 
 def written() -> list[Schema]:
-    return [*(TypeAdapter(each).json_schema() for each in _TYPES), *_KNOWN]
+    return [*(TypeAdapter(schema_type).json_schema() for schema_type in _TYPES), *_KNOWN]
 
 
 def generated(seed: int) -> Iterator[Schema]:
@@ -201,8 +201,8 @@ class _Generator:
         self._open = 0
 
     def schema(self) -> Schema:
-        made = self._any(3)
-        return made | ({"$defs": self._definitions} if self._definitions else {})
+        schema = self._any(3)
+        return schema | ({"$defs": self._definitions} if self._definitions else {})
 
     def _any(self, depth: int) -> Schema:
         simple: list[Callable[[int], Schema]] = [self._text, self._number, self._listed, self._plain]
@@ -216,26 +216,26 @@ class _Generator:
         return {"type": self._choice.choice(["boolean", "null", "integer", "number", ["string", "null"]])}
 
     def _text(self, depth: int) -> Schema:
-        made: Schema = {"type": "string"}
+        schema: Schema = {"type": "string"}
         if self._sometimes():
-            return made | {"pattern": self._choice.choice(_PATTERNS)}
+            return schema | {"pattern": self._choice.choice(_PATTERNS)}
         if self._sometimes():
-            return made | {"format": self._choice.choice(_FORMATS)}
+            return schema | {"format": self._choice.choice(_FORMATS)}
         low = self._choice.randrange(4)
-        return made | {"minLength": low, "maxLength": low + self._choice.randrange(6)}
+        return schema | {"minLength": low, "maxLength": low + self._choice.randrange(6)}
 
     def _number(self, depth: int) -> Schema:
         kind, scale = self._choice.choice(["integer", "number"]), self._choice.choice([10, 10, 1000, 1000, 2**60])
         low = self._choice.randrange(-scale, scale)
         high = low + self._choice.randrange(1, scale)
-        made: Schema = {"type": kind}
+        schema: Schema = {"type": kind}
         if self._sometimes(0.7):
-            made[self._choice.choice(["minimum", "exclusiveMinimum"])] = low
+            schema[self._choice.choice(["minimum", "exclusiveMinimum"])] = low
         if self._sometimes(0.7):
-            made[self._choice.choice(["maximum", "exclusiveMaximum"])] = high + 1
+            schema[self._choice.choice(["maximum", "exclusiveMaximum"])] = high + 1
         if self._sometimes(0.2):
-            made["multipleOf"] = self._choice.choice([2, 3, 10, 0.5] if kind == "number" else [2, 5, 7, 100])
-        return made
+            schema["multipleOf"] = self._choice.choice([2, 3, 10, 0.5] if kind == "number" else [2, 5, 7, 100])
+        return schema
 
     def _listed(self, depth: int) -> Schema:
         if self._sometimes():
@@ -244,23 +244,23 @@ class _Generator:
 
     def _properties(self, depth: int) -> Schema:
         names = self._choice.sample(_NAMES, self._choice.randrange(1, 4))
-        made: Schema = {"type": "object", "properties": {name: self._any(depth) for name in names}}
+        schema: Schema = {"type": "object", "properties": {name: self._any(depth) for name in names}}
         if self._sometimes(0.7):
-            made["required"] = self._choice.sample(names, self._choice.randrange(1, len(names) + 1))
+            schema["required"] = self._choice.sample(names, self._choice.randrange(1, len(names) + 1))
         if self._sometimes(0.7):
-            made["additionalProperties"] = self._choice.choice([False, False, {"type": "integer"}])
+            schema["additionalProperties"] = self._choice.choice([False, False, {"type": "integer"}])
         if self._sometimes(0.1):
-            made[self._choice.choice(["minProperties", "maxProperties"])] = self._choice.randrange(1, 4)
-        return made
+            schema[self._choice.choice(["minProperties", "maxProperties"])] = self._choice.randrange(1, 4)
+        return schema
 
     def _array(self, depth: int) -> Schema:
-        made: Schema = {"type": "array", "items": self._any(depth)}
+        schema: Schema = {"type": "array", "items": self._any(depth)}
         low = self._choice.randrange(3)
         if self._sometimes(0.3):
-            made |= {"prefixItems": [self._any(depth) for _ in range(self._choice.randrange(1, 3))]}
+            schema |= {"prefixItems": [self._any(depth) for _ in range(self._choice.randrange(1, 3))]}
         if self._sometimes(0.7):
-            made |= {"minItems": low, "maxItems": low + self._choice.randrange(3)}
-        return made
+            schema |= {"minItems": low, "maxItems": low + self._choice.randrange(3)}
+        return schema
 
     def _union(self, depth: int) -> Schema:
         name = self._choice.choice(["anyOf", "anyOf", "oneOf"])
@@ -277,15 +277,15 @@ class _Generator:
     def _all(self, depth: int) -> Schema:
         left = self._properties(depth)
         right = self._properties(depth)
-        for each in (left, right):
-            if each.get("additionalProperties") is False:
-                del each["additionalProperties"]
+        for side in (left, right):
+            if side.get("additionalProperties") is False:
+                del side["additionalProperties"]
         return {"allOf": [left, right]} if self._sometimes() else {**left, "allOf": [right]}
 
     def _lacking(self, depth: int) -> Schema:
         """With a keyword that no grammar library has."""
-        made = self._properties(depth)
-        names = list(made["properties"])
+        schema = self._properties(depth)
+        names = list(schema["properties"])
         match self._choice.randrange(5):
             case 0:
                 return {
@@ -297,7 +297,7 @@ class _Generator:
             case 2:
                 return {"type": "array", "items": {"enum": ["a", 1, None]}, "uniqueItems": True}
             case 3:
-                return {**made, "dependentRequired": {names[0]: [self._choice.choice(_NAMES)]}}
-        made["properties"][names[0]] = {"enum": ["a", "b"]}
+                return {**schema, "dependentRequired": {names[0]: [self._choice.choice(_NAMES)]}}
+        schema["properties"][names[0]] = {"enum": ["a", "b"]}
         asked = {"properties": {names[0]: {"const": "a"}}}
-        return {**made, "if": asked, "then": {"required": [self._choice.choice(_NAMES)]}}
+        return {**schema, "if": asked, "then": {"required": [self._choice.choice(_NAMES)]}}

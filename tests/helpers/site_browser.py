@@ -124,4 +124,4 @@ class Browser:
 
     def console(self) -> list[str]:
         """The messages of the console since the last call."""
-        return [f"{each['level']} {each['message']}" for each in self.driver.get_log("browser")]
+        return [f"{entry['level']} {entry['message']}" for entry in self.driver.get_log("browser")]

@@ -87,7 +87,7 @@ PUBLISHED = {
 
 
 def _published() -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
-    rows = {each.id: each.config for each in read_checkpoints(CHECKPOINTS)}
+    rows = {checkpoint.id: checkpoint.config for checkpoint in read_checkpoints(CHECKPOINTS)}
     for name, published in PUBLISHED.items():
         (architecture,) = rows[published]["architectures"]
         yield name, (architecture, {field: value for field, value in rows[published].items() if field not in _OTHER})

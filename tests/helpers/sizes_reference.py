@@ -228,7 +228,7 @@ def small_runs(architecture: str, count: int, seed: int = 0) -> Iterator[Run]:
     Of an architecture with native layers, those whose sizes they determine.
     """
     refusals = (*REFUSALS, InvalidConfig, UnknownSizes) if architecture in CAUSAL else REFUSALS
-    draw, found = random.Random(f"{architecture} {seed}"), 0
+    draw, run_count = random.Random(f"{architecture} {seed}"), 0
     for _ in range(60 * count):
         fields = _draw(config_class(model_type_of(architecture)), draw)
         with contextlib.suppress(*refusals):
@@ -236,10 +236,10 @@ def small_runs(architecture: str, count: int, seed: int = 0) -> Iterator[Run]:
             config = config_class(model_type_of(architecture))(**_copy(fields))
             model = make_model(architecture, config)
             yield Run(fields, config, model, cache_after(model))
-            found += 1
-        if found == count:
+            run_count += 1
+        if run_count == count:
             return
-    raise AssertionError(f"transformers computes only {found} of the configurations of {architecture}")
+    raise AssertionError(f"transformers computes only {run_count} of the configurations of {architecture}")
 
 
 def cache_after(model: torch.nn.Module) -> Any:
@@ -247,9 +247,9 @@ def cache_after(model: torch.nn.Module) -> Any:
     with torch.no_grad():
         tokens = torch.arange(1, TOKENS + 1).unsqueeze(0)
         if model.config.model_type in RETURN_NO_CACHE:
-            given = DynamicCache(config=model.config)
-            model(input_ids=tokens, use_cache=True, past_key_values=given)
-            return given
+            cache = DynamicCache(config=model.config)
+            model(input_ids=tokens, use_cache=True, past_key_values=cache)
+            return cache
         output = model(input_ids=tokens, use_cache=True)
     return output["past_key_values"] if "past_key_values" in output else output["cache_params"]
 
@@ -260,8 +260,8 @@ def states_in_modules(model: torch.nn.Module, index: int) -> list[tuple[tuple[in
     if getattr(block, "conv1d_state", None) is None:
         return []
     conv, state = block.conv1d_state, block.rg_lru.recurrent_states
-    found = (((conv.shape[1], conv.shape[2] + 1), conv.dtype), (tuple(state.shape[1:]), state.dtype))
-    return [(shape, str(dtype).removeprefix("torch.")) for shape, dtype in found]
+    states = (((conv.shape[1], conv.shape[2] + 1), conv.dtype), (tuple(state.shape[1:]), state.dtype))
+    return [(shape, str(dtype).removeprefix("torch.")) for shape, dtype in states]
 
 
 def cached_shapes(layer: Any) -> tuple[list[tuple[int, int, int, int]], list[tuple[tuple[int, ...], str]]]:
@@ -275,22 +275,22 @@ def cached_shapes(layer: Any) -> tuple[list[tuple[int, int, int, int]], list[tup
     if getattr(layer, "indexer_keys", None) is not None:
         kept.append((layer.indexer_keys.shape[1], 1, layer.indexer_keys.shape[2], 0))
     for held in (getattr(layer, "conv_states", {}), getattr(layer, "recurrent_states", {})):
-        found = [state for state in held.values() if state is not None]
-        states += [(tuple(state.shape[1:]), str(state.dtype).removeprefix("torch.")) for state in found]
+        tensors = [state for state in held.values() if state is not None]
+        states += [(tuple(state.shape[1:]), str(state.dtype).removeprefix("torch.")) for state in tensors]
     return kept, states
 
 
 def _copy(value: Any) -> Any:
-    return {name: _copy(each) for name, each in value.items()} if isinstance(value, dict) else value
+    return {name: _copy(member) for name, member in value.items()} if isinstance(value, dict) else value
 
 
 def _draw(config: Any, draw: random.Random) -> dict[str, Any]:
-    known = {each.name for each in dataclasses.fields(config)} | set(config.attribute_map)
+    names = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
     real = config.attribute_map
     fields: dict[str, Any] = {}
     for name, options in CHOICES.items():
         value = draw.choice(options)
-        if name in known and value is not LEAVE and real.get(name, name) not in fields:
+        if name in names and value is not LEAVE and real.get(name, name) not in fields:
             fields[real.get(name, name)] = value
     model_type = config.model_type
     if model_type in LAYER_KINDS and (model_type in ALWAYS_STATED or draw.random() < 0.5):

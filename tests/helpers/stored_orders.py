@@ -152,11 +152,11 @@ def each_expert(
     for expert, columns in enumerate(fused):
         divided = [columns[:, part::count] for part in range(count)] if in_turn else columns.chunk(count, 1)
         rows = [
-            quantize(f"{prefix}.{expert}.{part}", each.t().contiguous())
-            for part, each in zip(parts, divided, strict=True)
+            quantize(f"{prefix}.{expert}.{part}", piece.t().contiguous())
+            for part, piece in zip(parts, divided, strict=True)
         ]
-        for each, _ in rows:
-            tensors |= each
+        for row_tensors, _ in rows:
+            tensors |= row_tensors
         same = [weight.t() for _, weight in rows]
         plain.append(torch.stack(same, 2).flatten(1) if in_turn else torch.cat(same, 1))
     return tensors, torch.stack(plain)

@@ -52,7 +52,7 @@ def says_mark(path: Path, tier: str) -> bool:
     or imports a helper of tests/helpers that does."""
     suite = Path(__file__).parents[1]  # whose own conftest.py has no fixtures with parameters
     fixtures = [folder / "conftest.py" for folder in path.parents if folder != suite and suite in folder.parents]
-    texts = [each.read_text(encoding="utf-8") for each in (path, *fixtures) if each.exists()]
+    texts = [fixture.read_text(encoding="utf-8") for fixture in (path, *fixtures) if fixture.exists()]
     ways = (f"mark.{tier}", *(f"from {helper} import" for helper in _helpers_that_say(tier)))
     return any(way in text for way in ways for text in texts)
 
@@ -126,10 +126,10 @@ class Slice:
 
 def head(root: Path) -> str:
     """The hash of the commit that is checked out."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise pytest.UsageError(f"{root} has no commit, which `commit` needs: {done.stderr.strip()}")
-    return done.stdout.strip()
+    process = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        raise pytest.UsageError(f"{root} has no commit, which `commit` needs: {process.stderr.strip()}")
+    return process.stdout.strip()
 
 
 def tree(root: Path) -> str:

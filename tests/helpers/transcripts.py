@@ -537,25 +537,25 @@ def events_of(parser: ReplyParser, parts: Iterable[str], cut: bool = False) -> l
 
 def merged(events: Iterable[ReplyEvent]) -> list[tuple[object, ...]]:
     """The events without ids, and with neighbours of one kind as one: what does not depend on the cuts."""
-    found: list[tuple[object, ...]] = []
+    merged_events: list[tuple[object, ...]] = []
     for event in events:
         match event:
             case CallStart(index, _, name):
-                found.append(("start", index, name))
+                merged_events.append(("start", index, name))
             case CallEnd(index, cut):
-                found.append(("end", index, cut))
+                merged_events.append(("end", index, cut))
             case CallArguments(index, text):
-                _append(found, ("arguments", index), text)
+                _append(merged_events, ("arguments", index), text)
             case Text(text):
-                _append(found, ("text", 0), text)
+                _append(merged_events, ("text", 0), text)
             case Reasoning(text):
-                _append(found, ("reasoning", 0), text)
-    return found
+                _append(merged_events, ("reasoning", 0), text)
+    return merged_events
 
 
-def _append(found: list[tuple[object, ...]], kind: tuple[object, ...], text: str) -> None:
+def _append(events: list[tuple[object, ...]], kind: tuple[object, ...], text: str) -> None:
     assert text, "an event is empty"
-    if found and found[-1][:2] == kind:
-        found[-1] = (*kind, f"{found[-1][2]}{text}")
+    if events and events[-1][:2] == kind:
+        events[-1] = (*kind, f"{events[-1][2]}{text}")
     else:
-        found.append((*kind, text))
+        events.append((*kind, text))

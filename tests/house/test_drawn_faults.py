@@ -97,7 +97,7 @@ def test_a_seed_draws_the_same_faults_and_each_is_valid_python(drawn: ModuleType
     assert faults[0] == faults[1]
     assert len({(fault.kind, fault.line) for fault in faults}) > 5
     assert all(ast.dump(ast.parse(fault.source)) != ast.dump(ast.parse(source)) for fault in faults)
-    few, more = ([draw_module.identity for draw_module in drawn.draw_modules(7, count)] for count in (2, 3))
+    few, more = ([fault.identity for fault in drawn.draw_modules(7, count)] for count in (2, 3))
     assert more[:2] == few
     assert len({module for module, *_ in more}) == 3
 

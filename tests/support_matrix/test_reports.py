@@ -117,9 +117,9 @@ def test_nothing_is_known_of_ops_that_neither_a_report_nor_the_plugin_names() ->
     contexts = [make_variant_context(manifest, variant, sample_models()[0]) for variant in manifest.variants]
     smaller = replace(inventory, implemented={"npu:a2": {"rms_norm": ("bfloat16",)}})
     statuses = {
-        (op_record.variant, op_record.feature): op_record.status
+        (record.variant, record.feature): record.status
         for context in contexts
-        for op_record in op_records(context, smaller)
+        for record in op_records(context, smaller)
     }
     assert statuses == {
         ("a2", "op:rms_norm/float16"): Status.UNSUPPORTED,

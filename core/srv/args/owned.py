@@ -26,14 +26,11 @@ class OwnedDefault:
 
 def owned_defaults(manifest: Manifest | None, chosen_because: str | None) -> list[OwnedDefault]:
     """Core's defaults and the platform's. `chosen_because`: why this platform was chosen, if the user did not."""
-    owned = [OwnedDefault(model_default, Layer.MODEL, "model") for model_default in MODEL_DEFAULTS]
-    owned += [OwnedDefault(generic_default, Layer.GENERIC, "srv") for generic_default in GENERIC_DEFAULTS]
+    owned = [OwnedDefault(default, Layer.MODEL, "model") for default in MODEL_DEFAULTS]
+    owned += [OwnedDefault(default, Layer.GENERIC, "srv") for default in GENERIC_DEFAULTS]
     if manifest is not None:
         name = manifest.name
-        owned += [
-            OwnedDefault(device_default, Layer.GENERIC, "srv", skip_if_unsupported=True)
-            for device_default in DEVICE_DEFAULTS
-        ]
+        owned += [OwnedDefault(default, Layer.GENERIC, "srv", skip_if_unsupported=True) for default in DEVICE_DEFAULTS]
         owned += [OwnedDefault(default, Layer.PLATFORM, f"platform {name}") for default in manifest.facts.defaults]
         if chosen_because is not None:
             owned.append(OwnedDefault(Default("device", lambda _: name, chosen_because), Layer.GENERIC, "srv"))

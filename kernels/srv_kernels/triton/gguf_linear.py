@@ -299,20 +299,20 @@ def _rows_variant(quant_type: str, dtype: str = "bf16") -> Variant:
 
 
 VARIANTS = (
-    *(gemv_variant for quant_type in LAYOUTS for gemv_variant in _gemv_variants(quant_type, 1)),
-    *(gemv_variant for rows in GEMV_ROWS[1:] for gemv_variant in _gemv_variants(_WIDELY, rows)),
-    *(gemv_variant for dtype in ("fp32", "fp16") for gemv_variant in _gemv_variants(_WIDELY, 1, dtype)),
+    *(variant for quant_type in LAYOUTS for variant in _gemv_variants(quant_type, 1)),
+    *(variant for rows in GEMV_ROWS[1:] for variant in _gemv_variants(_WIDELY, rows)),
+    *(variant for dtype in ("fp32", "fp16") for variant in _gemv_variants(_WIDELY, 1, dtype)),
     *(
-        gemm_variant
+        variant
         for quant_type in LAYOUTS
-        for gemm_variant in _gemm_variants(
+        for variant in _gemm_variants(
             quant_type, all_tiles if quant_type == _WIDELY else lambda entry: all_tiles(entry[-1:])
         )
     ),
     *(
-        gemm_variant
+        variant
         for dtype in ("fp32", "fp16")
-        for gemm_variant in _gemm_variants(_WIDELY, lambda entry: all_tiles(entry[:1]), dtype)
+        for variant in _gemm_variants(_WIDELY, lambda entry: all_tiles(entry[:1]), dtype)
     ),
     *_gemv_variants(_LOGITS, 1, out="fp32"),
     *_gemm_variants(_LOGITS, lambda entry: all_tiles(entry[:1]), out="fp32"),

@@ -38,7 +38,7 @@ def full_range(outputs: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
     codes = (torch.arange(outputs)[:, None] * 5 + torch.arange(INPUTS) * 7) % 16
     zeros = 4 + torch.arange(outputs * groups).view(outputs, groups) * 3 % 8
     scales = small_scales(outputs, groups)
-    wide = [each.repeat_interleave(group, 1) for each in (scales, zeros)]
+    wide = [tensor.repeat_interleave(group, 1) for tensor in (scales, zeros)]
     return (codes - wide[1]) * wide[0], scales, zeros
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 def cases() -> Cases:
     """Its packing and its configuration; the package itself does not import beside today's transformers."""
-    root = next(Path(each) / "awq" for each in sys.path if (Path(each) / "awq" / "models").is_dir())
+    root = next(Path(entry) / "awq" for entry in sys.path if (Path(entry) / "awq" / "models").is_dir())
     for name in ("awq", "awq.models", "awq.modules", "awq.modules.linear", "awq.utils", "awq.quantize"):
         package = types.ModuleType(name)
         package.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
@@ -30,5 +30,5 @@ def cases() -> Cases:
     dequantized = dequantize_gemm(layer.qweight, layer.qzeros, layer.scales.float(), 4, group).t()
     text = (root / "__init__.py").read_text()
     made_by = f"autoawq {text.split('__version__ = ')[1].split()[0].strip(chr(34))}"
-    stated = AwqConfig(q_group_size=group, version="GEMM")
-    yield "awq of autoawq", Case(made_by, stated.to_transformers_dict(), tensors, {LAYER: dequantized})
+    awq_config = AwqConfig(q_group_size=group, version="GEMM")
+    yield "awq of autoawq", Case(made_by, awq_config.to_transformers_dict(), tensors, {LAYER: dequantized})

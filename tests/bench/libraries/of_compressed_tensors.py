@@ -81,18 +81,18 @@ def cases() -> Cases:
     eight = {"targets": ["re:.*o_proj"], "weights": floats(8, "channel"), "input_activations": FP8_TOKENS}
     yield "int4 and fp8", compressed(8, {"config_groups": {"group_0": four, "group_1": eight}, "ignore": ["lm_head"]})
     cache = {"kv_cache_scheme": floats(8, "tensor", dynamic=False)}
-    made = compressed(8, {"config_groups": {"group_0": {**four, "targets": ["Linear"]}}, "ignore": IGNORED, **cache})
-    scales = {name: tensor for name, tensor in made.tensors.items() if name.endswith(KV_SCALES)}
-    yield "scales of keys and values", made._replace(tensors=scales, weights={})
+    case = compressed(8, {"config_groups": {"group_0": {**four, "targets": ["Linear"]}}, "ignore": IGNORED, **cache})
+    scales = {name: tensor for name, tensor in case.tensors.items() if name.endswith(KV_SCALES)}
+    yield "scales of keys and values", case._replace(tensors=scales, weights={})
 
 
-def compressed(outputs: int, stated: dict[str, Any]) -> Case:
+def compressed(outputs: int, quantization: dict[str, Any]) -> Case:
     import compressed_tensors
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
 
     model = llama(outputs)
-    apply_quantization_config(model, QuantizationConfig(**stated))
+    apply_quantization_config(model, QuantizationConfig(**quantization))
     layers = {
         name: layer
         for name, layer in model.named_modules()
@@ -127,13 +127,13 @@ def set_parameters(layer: Any) -> None:
     weight = random_weight(outputs)[:, :inputs]
     if not args.symmetric:
         weight = full_range(outputs, args.group_size or INPUTS)[0]
-    made = parameters(weight, args)
+    tensors = parameters(weight, args)
     if args.actorder == "group":
         order = torch.randperm(INPUTS, generator=torch.Generator().manual_seed(1))
         weight[:, order] = weight.clone()
-        made["weight_g_idx"] = torch.empty(INPUTS, dtype=torch.int32)
-        made["weight_g_idx"][order] = (torch.arange(INPUTS) // args.group_size).int()
+        tensors["weight_g_idx"] = torch.empty(INPUTS, dtype=torch.int32)
+        tensors["weight_g_idx"][order] = (torch.arange(INPUTS) // args.group_size).int()
     if hasattr(layer, "input_scale"):
-        made["input_scale"] = torch.tensor([0.0312])
-    for name, tensor in {"weight": weight, **made}.items():
+        tensors["input_scale"] = torch.tensor([0.0312])
+    for name, tensor in {"weight": weight, **tensors}.items():
         getattr(layer, name).data = tensor.to(getattr(layer, name).dtype)

@@ -35,15 +35,15 @@ def gptq_case(outputs: int, bits: int, group: int, fields: dict[str, bool], form
     from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
 
     size = INPUTS if group < 0 else group
-    stated = QuantizeConfig(bits=bits, group_size=group, format=FORMAT(form), **fields)
+    gptq_config = QuantizeConfig(bits=bits, group_size=group, format=FORMAT(form), **fields)
     weight = random_weight(outputs, torch.float16).float() if fields["sym"] else full_range(outputs, size)[0]
-    found = []
+    scales_and_zeros = []
     for part in weight.split(size, 1):
-        quantizer = Quantizer(stated, name=LAYER)
+        quantizer = Quantizer(gptq_config, name=LAYER)
         quantizer.configure(perchannel=True)
         quantizer.find_params(part, weight=True)
-        found.append((quantizer.scale, quantizer.zero))
-    scales, zeros = (torch.cat(each, 1) for each in zip(*found, strict=True))
+        scales_and_zeros.append((quantizer.scale, quantizer.zero))
+    scales, zeros = (torch.cat(parts, 1) for parts in zip(*scales_and_zeros, strict=True))
     order = torch.arange(INPUTS)
     if fields["desc_act"]:
         order = torch.randperm(INPUTS, generator=torch.Generator().manual_seed(1))
@@ -57,9 +57,9 @@ def gptq_case(outputs: int, bits: int, group: int, fields: dict[str, bool], form
     dequantized = layer.eval().dequantize_weight().t().clone()
     layer.scales = layer.scales.half()
     if form == "gptq":
-        convert_gptq_v2_to_v1_format_module(layer, stated)
+        convert_gptq_v2_to_v1_format_module(layer, gptq_config)
     tensors = {f"{LAYER}.{name}": getattr(layer, name) for name in ("qweight", "qzeros", "scales", "g_idx")}
-    return Case(f"gptqmodel {gptqmodel_version()}", gptqmodel_config(stated), tensors, {LAYER: dequantized})
+    return Case(f"gptqmodel {gptqmodel_version()}", gptqmodel_config(gptq_config), tensors, {LAYER: dequantized})
 
 
 def gptqmodel_version() -> str:
@@ -68,9 +68,9 @@ def gptqmodel_version() -> str:
     return str(__version__)
 
 
-def gptqmodel_config(stated: Any) -> dict[str, Any]:
+def gptqmodel_config(config: Any) -> dict[str, Any]:
     """The quantization_config of config.json, without how the library computed."""
-    return {name: value for name, value in json.loads(json.dumps(stated.to_dict())).items() if name != "meta"}
+    return {name: value for name, value in json.loads(json.dumps(config.to_dict())).items() if name != "meta"}
 
 
 def gptqmodel_awq_case(sym: bool) -> Case:
@@ -80,12 +80,12 @@ def gptqmodel_awq_case(sym: bool) -> Case:
     from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
 
     outputs, sizes = 8, {"bits": 4, "group_size": 32, "sym": sym, "desc_act": False}
-    stated = QuantizeConfig(**sizes, quant_method=METHOD.AWQ, format=FORMAT.GEMM)
+    awq_config = QuantizeConfig(**sizes, quant_method=METHOD.AWQ, format=FORMAT.GEMM)
     linear = nn.Linear(INPUTS, outputs, bias=False)
     linear.weight.data = random_weight(outputs, torch.float16).float() if sym else full_range(outputs, 32)[0]
-    _, scales, zeros = AWQProcessor.pseudo_quantize_tensor(types.SimpleNamespace(qcfg=stated), linear.weight.data)
+    _, scales, zeros = AWQProcessor.pseudo_quantize_tensor(types.SimpleNamespace(qcfg=awq_config), linear.weight.data)
     layer = AwqTorchLinear(**sizes, in_features=INPUTS, out_features=outputs, register_buffers=True)
     layer.pack(linear, scales.half(), zeros)
     tensors = {f"{LAYER}.{name}": getattr(layer, name) for name in ("qweight", "qzeros", "scales")}
     dequantized = dequantize_gemm(layer.qweight, layer.qzeros, layer.scales.float(), 4, 32).t()
-    return Case(f"gptqmodel {gptqmodel_version()}", gptqmodel_config(stated), tensors, {LAYER: dequantized})
+    return Case(f"gptqmodel {gptqmodel_version()}", gptqmodel_config(awq_config), tensors, {LAYER: dequantized})

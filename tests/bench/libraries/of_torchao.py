@@ -53,11 +53,11 @@ def torchao_case(weight: Tensor, config: Any) -> Case:
     layer = model.get_submodule(LAYER)
     layer.weight.data = weight
     quantize_(model, config, filter_fn=lambda module, name: name == LAYER)
-    excluded = ["lm_head", *(f"model.layers.0.self_attn.{each}_proj" for each in "qkvo")]
-    stated = TorchAoConfig(config, modules_to_not_convert=[*excluded, "gate_proj", "up_proj"])
+    excluded = ["lm_head", *(f"model.layers.0.self_attn.{projection}_proj" for projection in "qkvo")]
+    torchao_config = TorchAoConfig(config, modules_to_not_convert=[*excluded, "gate_proj", "up_proj"])
     tensors, _ = flatten_tensor_state_dict({f"{LAYER}.weight": layer.weight.data})
     dequantized = torchao_weight(weight, layer.weight.data)
-    return Case(f"torchao {version('torchao')}", stated.to_dict(), tensors, {LAYER: dequantized})
+    return Case(f"torchao {version('torchao')}", torchao_config.to_dict(), tensors, {LAYER: dequantized})
 
 
 def torchao_weight(weight: Tensor, quantized: Any) -> Tensor:
@@ -76,7 +76,7 @@ def mslk_of_fbgemm() -> None:
     """Give torchao the functions of MSLK that pack 4 bits, from FBGEMM, which they come from; its kernels need GPUs."""
     from torchao.quantization.quantize_.workflows.int4 import int4_tensor
 
-    file = next(each for each in (Path(path) / FBGEMM for path in sys.path) if each.is_file())
+    file = next(candidate for candidate in (Path(path) / FBGEMM for path in sys.path) if candidate.is_file())
     source = "\n".join(line for line in file.read_text().splitlines() if not line.startswith("from fbgemm_gpu"))
     functions: dict[str, Any] = {}
     exec(compile(source, str(file), "exec"), functions)

@@ -56,9 +56,9 @@ def encoded(case: Case) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("library", choices=LIBRARIES)
-    given = parser.parse_args()
+    options = parser.parse_args()
     cases = json.loads(FILE.read_text()) if FILE.is_file() else {}
-    package, module = given.library.replace("_", "-"), f"of_{given.library}"
+    package, module = options.library.replace("_", "-"), f"of_{options.library}"
     cases |= {f"{package}: {name}": encoded(case) for name, case in importlib.import_module(module).cases()}
     lines = [
         f"{json.dumps(name)}: {json.dumps(case, sort_keys=True, separators=(',', ':'))}"

@@ -37,8 +37,8 @@ ENGINES = ("srv", "llama_cpp")
 
 def servers(engines: Sequence[str], file: Path) -> list[Peer]:
     """The first server of each engine in the catalogue, serving this file."""
-    found = [next(peer for peer in PEERS if peer.engine == engine and peer.packed) for engine in engines]
-    return [_with_file(peer, file) for peer in found]
+    packed_peers = [next(peer for peer in PEERS if peer.engine == engine and peer.packed) for engine in engines]
+    return [_with_file(peer, file) for peer in packed_peers]
 
 
 def _with_file(peer: Peer, file: Path) -> Peer:
@@ -51,9 +51,9 @@ def _with_file(peer: Peer, file: Path) -> Peer:
 
 def show(figures: Mapping[str, Mapping[str, float]]) -> None:
     table = Table("load", "server", "tokens/s", "÷ llama.cpp")
-    for load, found in figures.items():
-        for engine, rate in found.items():
-            ratio = f"{rate / found['llama_cpp']:.2f}" if "llama_cpp" in found else ""
+    for load, rates in figures.items():
+        for engine, rate in rates.items():
+            ratio = f"{rate / rates['llama_cpp']:.2f}" if "llama_cpp" in rates else ""
             table.add_row(load, engine, f"{rate:.1f}", ratio)
     Console(width=100).print(table)
 

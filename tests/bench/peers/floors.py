@@ -61,9 +61,9 @@ class Work:
 
 def prefill(shape: Shape, workload: Workload) -> Work:
     """All prompts without the shared prefix, which is cached; the output layer for one token per request."""
-    own = workload.prompt - workload.shared
-    tokens = workload.requests * own
-    pairs = workload.requests * own * (workload.shared + (own + 1) / 2)  # (query, key)
+    own_tokens = workload.prompt - workload.shared
+    tokens = workload.requests * own_tokens
+    pairs = workload.requests * own_tokens * (workload.shared + (own_tokens + 1) / 2)  # (query, key)
     attention = 4 * pairs * shape.layers * shape.heads * shape.head_dim
     products = 2 * (tokens * shape.layer_elements + workload.requests * shape.hidden * shape.vocab)
     return Work(shape.weight_bytes + workload.shared * shape.kv_token_bytes, products + attention)
@@ -81,5 +81,5 @@ def step(shape: Shape, workload: Workload) -> Work:
 def seconds(shape: Shape, workload: Workload, ceilings: Ceilings, arithmetic: str) -> float | None:
     """The floor of a whole load: its prompts, then one step for each further token."""
     first = prefill(shape, workload).seconds(ceilings, arithmetic)
-    each = step(shape, workload).seconds(ceilings, arithmetic)
-    return None if first is None or each is None else first + (workload.output - 1) * each
+    later = step(shape, workload).seconds(ceilings, arithmetic)
+    return None if first is None or later is None else first + (workload.output - 1) * later

@@ -62,7 +62,7 @@ class Installed:
 def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
     """The output of a command, run without the pip constraints of this project. Raises NotInstalled if it fails."""
     environment = {name: value for name, value in os.environ.items() if name != "PIP_CONSTRAINT"}
-    done = subprocess.run(
+    process = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
         env=environment,
@@ -71,10 +71,10 @@ def run(command: Sequence[str | Path], cwd: Path | None = None) -> str:
         text=True,
         check=False,
     )
-    if done.returncode:
-        last = " / ".join(line.strip() for line in done.stdout.strip().splitlines()[-3:])
+    if process.returncode:
+        last = " / ".join(line.strip() for line in process.stdout.strip().splitlines()[-3:])
         raise NotInstalled(f"`{' '.join(str(part) for part in command[:6])} ...` failed: {last[-400:]}")
-    return done.stdout
+    return process.stdout
 
 
 def environment(name: str) -> Path:
@@ -107,11 +107,11 @@ def llama_cpp() -> str:
         run(["cmake", "-S", source, "-B", home / "build", *LLAMA_OPTIONS])
         run(["cmake", "--build", home / "build", "--parallel", jobs, "--target", *LLAMA_PROGRAMS])
     for name in FILES:
-        made = model_file(name)
-        if not made.exists():
-            part = made.with_suffix(".part")
+        file = model_file(name)
+        if not file.exists():
+            part = file.with_suffix(".part")
             run([programs[1], "--allow-requantize", demo_file(), part, name])
-            part.rename(made)
+            part.rename(file)
     return LLAMA_CPP
 
 
@@ -192,11 +192,11 @@ def demo_file() -> Path:
     """A copy of the demo model's file, because engines may write files next to it."""
     from srv.models.locate import demo_model
 
-    made = model_file("Q4_1")
-    if not made.exists():
-        made.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(demo_model(), made)
-    return made
+    file = model_file("Q4_1")
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(demo_model(), file)
+    return file
 
 
 def model_file(kind: str) -> Path:
@@ -232,13 +232,13 @@ INSTALLERS: dict[str, Callable[[], str]] = {
 def install(names: Iterable[str]) -> dict[str, Installed]:
     """Install each named peer if possible."""
     HOME.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Installed] = {}
+    peers: dict[str, Installed] = {}
     for name in names:
         try:
-            found[name] = Installed(INSTALLERS[name]())
+            peers[name] = Installed(INSTALLERS[name]())
         except (NotInstalled, OSError, tarfile.TarError) as error:
-            found[name] = Installed("", str(error))
-    return found
+            peers[name] = Installed("", str(error))
+    return peers
 
 
 def main() -> int:
@@ -249,8 +249,8 @@ def main() -> int:
     if options.write_folder:
         write_folder()
         return 0
-    for name, each in install(options.peers).items():
-        sys.stdout.write(f"{name}: {each.missing or each.version}\n")
+    for name, peer in install(options.peers).items():
+        sys.stdout.write(f"{name}: {peer.missing or peer.version}\n")
     return 0
 
 

@@ -29,8 +29,8 @@ class Ceilings:
 
     def operations(self, arithmetic: str) -> float | None:
         """Gop/s of "f32", "bf16" or "int8"; bfloat16 can also be multiplied as float32."""
-        known = [self.bf16, self.f32] if arithmetic == "bf16" else [asdict(self)[arithmetic]]
-        return max((each for each in known if each is not None), default=None)
+        rates = [self.bf16, self.f32] if arithmetic == "bf16" else [asdict(self)[arithmetic]]
+        return max((rate for rate in rates if rate is not None), default=None)
 
 
 def cores(count: int) -> list[int]:
@@ -46,10 +46,10 @@ def measure(threads: int) -> Ceilings | None:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         try:
             subprocess.run(build, check=True, capture_output=True)
-            done = subprocess.run([program], check=True, capture_output=True, text=True, env=environment)
+            process = subprocess.run([program], check=True, capture_output=True, text=True, env=environment)
         except (OSError, subprocess.CalledProcessError):
             return None
-    return Ceilings(**json.loads(done.stdout))
+    return Ceilings(**json.loads(process.stdout))
 
 
 # The processor features that the page of a benchmark lists.
@@ -63,23 +63,23 @@ KINDS = {"amx_tile": "amx", "avx512f": "avx512", "avx2": "avx2", "asimd": "neon"
 
 def machine_kind(instructions: Iterable[str] | None = None) -> str:
     """The kind of a machine, which names its benchmark file; the kind of this machine without `instructions`."""
-    found = set(_instructions() if instructions is None else instructions)
-    return next((name for flag, name in KINDS.items() if flag in found), "plain")
+    flags = set(_instructions() if instructions is None else instructions)
+    return next((name for flag, name in KINDS.items() if flag in flags), "plain")
 
 
 def unquantized_dtype(instructions: Iterable[str] | None = None) -> str:
     """The fastest dtype for unquantized weights: "bfloat16" if the processor has products of it, or else "float32"."""
-    found = set(_instructions() if instructions is None else instructions)
-    return "bfloat16" if found & BFLOAT16_UNITS else "float32"
+    flags = set(_instructions() if instructions is None else instructions)
+    return "bfloat16" if flags & BFLOAT16_UNITS else "float32"
 
 
 def describe() -> dict[str, object]:
     """Processor, cores, memory, system."""
-    found = _instructions()
+    flags = _instructions()
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "instructions": [name for name in LISTED_INSTRUCTIONS if name in found],
+        "instructions": [name for name in LISTED_INSTRUCTIONS if name in flags],
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

@@ -40,15 +40,15 @@ def perplexity(logprobs: Sequence[float]) -> float:
 
 def over_http(port: int, ids: Sequence[int], model: str | None) -> float:
     """The perplexity of the server on `port`. Raises RuntimeError if it returns no log probabilities."""
-    found: list[float] = []
+    logprobs: list[float] = []
     for window in windows(ids):
         fields = {"prompt": window, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1}
         answer = _post(port, "/v1/completions", fields | ({"model": model} if model else {}))
         part = scored(answer["choices"][0]["logprobs"]["token_logprobs"])
         if len(part) != WINDOW // 2 - 1:
             raise RuntimeError(f"{len(part)} of a window's tokens were scored, not {WINDOW // 2 - 1}")
-        found += part
-    return perplexity(found)
+        logprobs += part
+    return perplexity(logprobs)
 
 
 def same_tokens(port: int, ids: Sequence[int]) -> bool:
@@ -60,10 +60,12 @@ def same_tokens(port: int, ids: Sequence[int]) -> bool:
 def by_llama(program: Path, model: Path, threads: int) -> float:
     """The perplexity by llama.cpp's own program. Raises RuntimeError if it fails."""
     command = [program, "--model", model, "--file", TEXT, "--ctx-size", WINDOW, "--threads", threads]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    estimate = FINAL.search(done.stdout + done.stderr)
+    process = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    estimate = FINAL.search(process.stdout + process.stderr)
     if estimate is None:
-        raise RuntimeError(f"llama-perplexity printed no estimate (status {done.returncode}): {done.stderr[-300:]}")
+        raise RuntimeError(
+            f"llama-perplexity printed no estimate (status {process.returncode}): {process.stderr[-300:]}"
+        )
     return float(estimate[1])
 
 

@@ -164,9 +164,9 @@ def race(scores: Sequence[Score], plan: Plan, prompts: Prompts) -> None:
             if score.missing is not None:
                 continue
             CONSOLE.print(f"round {number + 1} of {plan.rounds}: {score.peer.name}", markup=False)
-            if (found := machine.measure(THREADS)) is not None:
-                score.machine.append(found)
-                CONSOLE.print(f"    the machine reads {found.read:.1f} GB/s", markup=False)
+            if (ceilings := machine.measure(THREADS)) is not None:
+                score.machine.append(ceilings)
+                CONSOLE.print(f"    the machine reads {ceilings.read:.1f} GB/s", markup=False)
             try:
                 turn(score, plan, prompts, last=number == plan.rounds - 1)
             except FAULTS as error:
@@ -178,16 +178,16 @@ def profile(peer: Peer, workloads: Sequence[Workload], vocab: int) -> dict[str, 
     """The result of `step_profile.py` for this server, on as many cores as in the benchmark; None if it failed."""
     script = Path(__file__).with_name("step_profile.py")
     command_line = peer.command(free_port())
-    own = ["--vocab", str(vocab), "--points", *(str(WORKLOADS.index(workload)) for workload in workloads)]
-    command = [sys.executable, str(script), *own, "--", *command_line[command_line.index("launch") + 1 :]]
+    arguments = ["--vocab", str(vocab), "--points", *(str(WORKLOADS.index(workload)) for workload in workloads)]
+    command = [sys.executable, str(script), *arguments, "--", *command_line[command_line.index("launch") + 1 :]]
     CONSOLE.print(f"where a step's time goes: {peer.name}", markup=False)
     process = subprocess.Popen(command, env=environment_of(peer), stdout=subprocess.PIPE, text=True)
     try:
         os.sched_setaffinity(process.pid, machine.cores(THREADS))
         output, _ = process.communicate(timeout=PROFILE_S)
         if process.returncode == 0:
-            found: dict[str, object] = json.loads(output)
-            return found
+            parts: dict[str, object] = json.loads(output)
+            return parts
         CONSOLE.print(f"    it ended with status {process.returncode}", style="red")
     except FAULTS as error:
         CONSOLE.print(f"    {type(error).__name__}: {error}", style="red", markup=False)
@@ -202,20 +202,20 @@ def profile(peer: Peer, workloads: Sequence[Workload], vocab: int) -> dict[str, 
 
 def results(score: Score, workloads: Sequence[Workload]) -> dict[str, object]:
     """A peer's figures by workload, without those that failed in any round; empty for a peer that failed."""
-    found: dict[str, object] = {}
+    figures: dict[str, object] = {}
     for workload in workloads:
         rounds = score.loads.get(workload.name)
         if not rounds or workload.name in score.failed or score.missing is not None:
             continue
         seconds = [statistics.median(load.seconds for load in loads) for loads in rounds]
         firsts = [statistics.median(first for load in loads for first in load.firsts) for loads in rounds]
-        found[workload.name] = {
+        figures[workload.name] = {
             "tokens_s": round(workload.counted / statistics.median(seconds), 1),
             "first_token_ms": round(1e3 * statistics.median(firsts), 1),
-            "rounds_s": [round(each, 4) for each in seconds],
-            "rounds_first_ms": [round(1e3 * each, 1) for each in firsts],
+            "rounds_s": [round(second, 4) for second in seconds],
+            "rounds_first_ms": [round(1e3 * first, 1) for first in firsts],
         }
-    return found
+    return figures
 
 
 def row(score: Score, workloads: Sequence[Workload]) -> dict[str, object]:
@@ -234,7 +234,7 @@ def row(score: Score, workloads: Sequence[Workload]) -> dict[str, object]:
         "perplexity_missing": score.perplexity_missing,
         "start_s": _median(score.starts_s),
         "first_token_after_s": _median(score.first_tokens_s),
-        "machine": [asdict(found) for found in score.machine],
+        "machine": [asdict(ceilings) for ceilings in score.machine],
         "pss_mb": None if score.pss_mb is None else round(score.pss_mb, 1),
         "kv_item_bytes": peer.kv_item_bytes,
         "command": portable(peer.command(0)),
@@ -261,7 +261,7 @@ def install_peers(names: Sequence[str] | None) -> list[Score]:
     chosen = [peer for peer in PEERS if not names or {peer.name, peer.engine} & set(names)]
     engines = dict.fromkeys(peer.engine for peer in chosen if peer.engine != "srv")
     CONSOLE.print(f"installing peers: {', '.join(engines) or 'nothing'}")
-    found = install.install(engines)
+    peers = install.install(engines)
     from srv import __version__
 
     scores = []
@@ -269,7 +269,7 @@ def install_peers(names: Sequence[str] | None) -> list[Score]:
         if peer not in chosen:
             scores.append(Score(peer, "", "not selected in this run"))
             continue
-        got = found.get(peer.engine, install.Installed(__version__))
+        got = peers.get(peer.engine, install.Installed(__version__))
         missing = got.missing
         if missing is None and not (install.model_file(peer.weights).exists() or peer.engine == "srv"):
             missing = f"its file {peer.weights} could not be made, as llama.cpp's quantizer is missing"
@@ -303,9 +303,9 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.page is None:
         options.page = page_of(options)
-    known = {name for peer in PEERS for name in (peer.name, peer.engine)}
-    if unknown := set(options.peers or ()) - known:
-        parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    peers = {name for peer in PEERS for name in (peer.name, peer.engine)}
+    if unknown := set(options.peers or ()) - peers:
+        parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(sorted(peers))}")
     try:
         report.between(options.page.read_text(), "")  # before the run, which takes hours
     except (OSError, ValueError) as error:
@@ -332,7 +332,7 @@ def main() -> int:
         "threads": THREADS,
         "pool_tokens": POOL_TOKENS,
         "rounds": options.rounds,
-        "ceilings": race_figures.best([asdict(found) for score in scores for found in score.machine]),
+        "ceilings": race_figures.best([asdict(ceilings) for score in scores for ceilings in score.machine]),
         "text": {"tokens": len(ids), "windows": len(perplexity.windows(ids)), "window": perplexity.WINDOW},
         "shape": asdict(shape),
         "points": [asdict(workload) for workload in workloads],

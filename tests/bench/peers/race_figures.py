@@ -23,11 +23,11 @@ Report = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 
-def best(found: Sequence[Mapping[str, float | None]]) -> dict[str, float | None] | None:
+def best(ceilings: Sequence[Mapping[str, float | None]]) -> dict[str, float | None] | None:
     """The highest of several measurements of each ceiling; None without measurements."""
-    if not found:
+    if not ceilings:
         return None
-    seen = {name: [each[name] for each in found] for name in found[0]}
+    seen = {name: [ceiling[name] for ceiling in ceilings] for name in ceilings[0]}
     return {name: max((value for value in values if value is not None), default=None) for name, values in seen.items()}
 
 

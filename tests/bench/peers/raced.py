@@ -57,10 +57,12 @@ def weight_bytes(peer: Peer) -> int | None:
     file = demo_model() if peer.engine == "srv" else install.model_file(peer.weights)
     if not file.exists():
         return None
-    found = {tensor.name: tensor for tensor in GGUFReader(str(file)).tensors if len(tensor.shape) == 2}
-    if "output.weight" in found:  # otherwise the output layer shares the embedding
-        found.pop("token_embd.weight", None)
-    return sum(int(each.n_bytes) if peer.packed else peer.item_bytes * int(each.n_elements) for each in found.values())
+    tensors = {tensor.name: tensor for tensor in GGUFReader(str(file)).tensors if len(tensor.shape) == 2}
+    if "output.weight" in tensors:  # otherwise the output layer shares the embedding
+        tensors.pop("token_embd.weight", None)
+    return sum(
+        int(tensor.n_bytes) if peer.packed else peer.item_bytes * int(tensor.n_elements) for tensor in tensors.values()
+    )
 
 
 def text_tokens() -> list[int]:

@@ -98,7 +98,7 @@ def _commit(report: Report) -> str:
 
 def _steadiness(report: Report) -> str:
     """How much the machine's speed varied between turns; "" for older reports, which did not measure it."""
-    reads = [found["read"] for peer in report["peers"] for found in peer.get("machine", ())]
+    reads = [ceilings["read"] for peer in report["peers"] for ceilings in peer.get("machine", ())]
     if not reads:
         return ""
     seen = f"between {min(reads):.1f} and {max(reads):.1f} GB/s, with a median of {statistics.median(reads):.1f}"
@@ -127,10 +127,10 @@ def _compared(
             else:
                 cells.append(f"{value:.{digits}f} ({ratio(mine, value):.2f})")
         rows.append(cells)
-    for own in (peer for peer in raced if peer["engine"] == OURS):
-        cells = [f"{own['name']} ÷ best peer"]
+    for our_peer in (peer for peer in raced if peer["engine"] == OURS):
+        cells = [f"{our_peer['name']} ÷ best peer"]
         for workload in workloads:
-            mine = value_of(own, workload, key)
+            mine = value_of(our_peer, workload, key)
             others = [
                 v for peer in raced if peer["engine"] != OURS and (v := value_of(peer, workload, key)) is not None
             ]
@@ -157,10 +157,10 @@ def _first(report: Report) -> str:
 
 
 def _aims(workloads: Sequence[Workload], aims: Mapping[str, float]) -> list[str]:
-    found = (
+    aim_values = (
         next((aim for start, aim in aims.items() if workload.name.startswith(start)), None) for workload in workloads
     )
-    return ["aim", *("–" if aim is None else f"{aim:g}" for aim in found)]
+    return ["aim", *("–" if aim is None else f"{aim:g}" for aim in aim_values)]
 
 
 def _facts(report: Report) -> str:
@@ -174,7 +174,7 @@ def _facts(report: Report) -> str:
         weights = "–" if peer["weight_bytes"] is None else f"{peer['weight_bytes'] / 1e6:.0f}"
         memory = _memory(report, peer)
         starts = [peer["start_s"], *([peer.get("first_token_after_s")] if has_first else [])]
-        started = ("–" if each is None else f"{each:.1f}" for each in starts)
+        started = ("–" if start is None else f"{start:.1f}" for start in starts)
         rows.append([peer["name"], peer["version"], peer["precision"], quality, weights, *memory, *started])
     sizes = ["memory, MB: PSS of all processes", "its KV pool", "memory without the pool"]
     head = ["server", "version", "precision", "perplexity", "weights, MB per step", *sizes, "healthy after, s"]
@@ -235,19 +235,19 @@ def _own_floor(report: Report, ours: Row) -> str:
 
 def _profile(report: Report, ours: Row) -> str:
     """Where a step's time goes: its parts in one process, and the additional time over HTTP."""
-    found = ours.get("profile")
-    if not found:
+    profile = ours.get("profile")
+    if not profile:
         return ""
     shape, ceilings = shape_of(report, ours), Ceilings(**report["ceilings"])
     rows = []
     for workload in workloads_of(report):
         one = floors.prefill(shape, workload) if workload.output == 1 else floors.step(shape, workload)
-        parts, least = found[workload.name]["parts_ms"], one.seconds(ceilings, ours["arithmetic"])
+        parts, least = profile[workload.name]["parts_ms"], one.seconds(ceilings, ours["arithmetic"])
         tokens_s = value_of(ours, workload, "tokens_s")
         beyond = (
             None
             if tokens_s is None
-            else (workload.counted / tokens_s - found[workload.name]["load_s"]) / workload.output
+            else (workload.counted / tokens_s - profile[workload.name]["load_s"]) / workload.output
         )
         rows.append(
             [
@@ -289,7 +289,7 @@ def between(page: str, block: str) -> str:
 
 def reports_of(page: Path) -> list[Report]:
     """All reports next to a page. Raises ValueError if one is of another kind of machine than its file name says."""
-    found = []
+    reports = []
     for name in TITLES:
         if (path := figures_of(page, name)).exists():
             report: Report = json.loads(path.read_text())
@@ -297,8 +297,8 @@ def reports_of(page: Path) -> list[Report]:
                 raise ValueError(
                     f"{path} has the figures of {kind_of(report)}: move it to {figures_of(page, kind_of(report))}"
                 )
-            found.append(report)
-    return found
+            reports.append(report)
+    return reports
 
 
 def _files(page: Path) -> dict[Path, str]:

@@ -116,8 +116,8 @@ class Serving:
     def log_end(self) -> str:
         """The last lines of the server's log, without lines that only underline."""
         lines = self._log.read_text(errors="replace").splitlines()
-        found = [line.strip() for line in lines if line.strip(" ^~")]
-        return " / ".join(found[-3:])[-400:]
+        printed = [line.strip() for line in lines if line.strip(" ^~")]
+        return " / ".join(printed[-3:])[-400:]
 
     def _stop(self) -> None:
         assert self._process is not None

@@ -112,12 +112,12 @@ class Profiler:
 
     def _prefill(self, workload: Workload, prompts: Prompts) -> Part:
         """All steps of the prompts, added up."""
-        found = []
+        parts = []
         for _ in range(PASSES):
             self._steps.add(prompts.draw(workload), workload.output)
-            found.append(self._timed(lambda: self._until_sampled(workload.requests)))
+            parts.append(self._timed(lambda: self._until_sampled(workload.requests)))
             self._steps.end(flush=False)
-        return _median(found)
+        return _median(parts)
 
     def _until_sampled(self, rows: int) -> None:
         while rows:
@@ -128,7 +128,7 @@ class Profiler:
         self._steps.until_all_decode(workload.requests)
         for _ in range(max(0, workload.output // 2 - STEPS // 2)):
             self._steps.step()
-        found = [self._timed(self._steps.step) for _ in range(STEPS)]
+        parts = [self._timed(self._steps.step) for _ in range(STEPS)]
         seen: list[KernelCall] = []
         self._calls.on_call = seen.append
         self._steps.step()
@@ -139,7 +139,7 @@ class Profiler:
             if (calls := [call for call in seen if fits(call.name)])
         }
         self._steps.end(flush=False)
-        return _divided(_median(found), alone)
+        return _divided(_median(parts), alone)
 
     def _timed(self, work: Callable[[], object]) -> Part:
         """Time by kind of kernel; a replayed graph counts as `other_kernels`, because its kernels are not timed."""
@@ -150,7 +150,7 @@ class Profiler:
         kinds = {kind: sum(s for name, s in self._calls.spent.items() if fits(name)) for kind, fits in KINDS.items()}
         rest = whole - sum(kinds.values()) - self._sampling_s
         seconds = {"step": whole, **kinds, "sampling": self._sampling_s, "python": rest}
-        return Part(**{name: 1e3 * each for name, each in seconds.items()})
+        return Part(**{name: 1e3 * second for name, second in seconds.items()})
 
 
 def _divided(part: Part, alone: dict[str, float]) -> Part:
@@ -161,9 +161,9 @@ def _divided(part: Part, alone: dict[str, float]) -> Part:
     return Part(**{**asdict(part), **kinds})
 
 
-def _median(found: Sequence[Part]) -> Part:
+def _median(parts: Sequence[Part]) -> Part:
     """The median of each part; `python` is computed from the others, so that they add up."""
-    middle = {name: statistics.median(asdict(part)[name] for part in found) for name in asdict(found[0])}
+    middle = {name: statistics.median(asdict(part)[name] for part in parts) for name in asdict(parts[0])}
     named = sum(middle[name] for name in (*KINDS, "sampling"))
     return Part(**{**middle, "python": middle["step"] - named})
 
@@ -175,17 +175,17 @@ def main() -> int:
     parser.add_argument("launch", nargs="*")
     options = parser.parse_args()
     prompts = Prompts(options.vocab, seed=2)
-    workloads = [WORKLOADS[each] for each in options.points]
+    workloads = [WORKLOADS[point] for point in options.points]
     with _engine(options.launch) as engine:
         loads = [load_s(engine, workload, prompts) for workload in workloads]
     with KernelCalls() as calls, _engine(options.launch) as engine:
         profiler = Profiler(engine, calls)
         parts = [profiler.parts(workload, prompts) for workload in workloads]
-    found = {
+    profiles = {
         workload.name: {"parts_ms": asdict(part), "load_s": seconds}
         for workload, part, seconds in zip(workloads, parts, loads, strict=True)
     }
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(profiles) + "\n")
     return 0
 
 

@@ -85,9 +85,9 @@ class _Exchange(asyncio.Protocol):
             self._close(now)
 
     def _close(self, now: float) -> None:
-        found = COUNT.findall(self._received)
-        if found and self._first:
-            self.answer.set_result(Answer(self._first - self._started, now - self._started, int(found[-1])))
+        counts = COUNT.findall(self._received)
+        if counts and self._first:
+            self.answer.set_result(Answer(self._first - self._started, now - self._started, int(counts[-1])))
         else:
             self.answer.set_exception(RuntimeError(f"an answer without a token count: {self._end()}"))
         if self._transport is not None:

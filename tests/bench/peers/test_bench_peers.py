@@ -85,7 +85,7 @@ def with_server(engine: Any, use: Callable[[int], Coroutine[Any, Any, Any]]) -> 
 
 
 def tokens(request: Request) -> list[Update]:
-    return [Update([1], made == request.output) for made in range(1, request.output + 1)]
+    return [Update([1], number == request.output) for number in range(1, request.output + 1)]
 
 
 # ---- client and thin server
@@ -166,15 +166,15 @@ def test_a_batch_streams_each_row_until_its_own_end() -> None:
 
 def test_only_the_second_half_of_a_window_is_scored() -> None:
     logprobs = [None, *range(1, perplexity.WINDOW)]
-    found = perplexity.scored(logprobs)
-    assert found == list(range(257, 512))
+    positions = perplexity.scored(logprobs)
+    assert positions == list(range(257, 512))
 
 
 def test_perplexity_of_an_even_choice_is_the_number_of_choices() -> None:
     even = Scripted(lambda request: [Update(finished=True, logprobs=[math.log(1 / 50)] * len(request.ids))])
     ids = list(range(2 * perplexity.WINDOW + 5))
-    found = with_server(even, lambda port: asyncio.to_thread(perplexity.over_http, port, ids, None))
-    assert found == pytest.approx(50)
+    value = with_server(even, lambda port: asyncio.to_thread(perplexity.over_http, port, ids, None))
+    assert value == pytest.approx(50)
 
 
 def test_the_committed_text_is_long_enough() -> None:
@@ -224,11 +224,11 @@ def test_a_short_load_is_repeated_and_a_long_one_is_not(seconds: list[float], en
 def test_a_figure_is_the_median_of_rounds_and_a_rounds_figure_the_median_of_its_loads() -> None:
     score = race.Score(catalogue.PEERS[0], "1")
     score.loads["p"] = [[Load(1.0, [0.1]), Load(3.0, [0.3]), Load(2.0, [0.2])], [Load(4.0, [0.5])], [Load(9.0, [0.9])]]
-    found = race.results(score, [Workload("p", 2, 8, 10)])["p"]
-    assert isinstance(found, dict)
-    assert found["tokens_s"] == 5.0
-    assert found["first_token_ms"] == 500.0
-    assert found["rounds_s"] == [2.0, 4.0, 9.0]
+    raced_figures = race.results(score, [Workload("p", 2, 8, 10)])["p"]
+    assert isinstance(raced_figures, dict)
+    assert raced_figures["tokens_s"] == 5.0
+    assert raced_figures["first_token_ms"] == 500.0
+    assert raced_figures["rounds_s"] == [2.0, 4.0, 9.0]
 
 
 def test_a_point_that_failed_once_has_no_figure() -> None:
@@ -324,8 +324,8 @@ def test_a_race_knows_its_commit_and_whether_files_differ_from_it(tmp_path: Path
 def test_the_thin_server_understands_how_it_is_called() -> None:
     commands = [peer.command(4321) for peer in catalogue.PEERS]
     thin = [command[2:] for command in commands if command[1].endswith("thin_server.py")]
-    found = [thin_server.parser().parse_args(arguments) for arguments in thin]
-    assert [(each.engine, each.port, each.threads) for each in found] == [
+    options = [thin_server.parser().parse_args(arguments) for arguments in thin]
+    assert [(option.engine, option.port, option.threads) for option in options] == [
         ("openvino", 4321, catalogue.THREADS),
         ("openvino", 4321, catalogue.THREADS),
         ("transformers", 4321, catalogue.THREADS),
@@ -354,9 +354,9 @@ def test_a_peer_that_cannot_be_installed_is_reported_with_the_reason(
     monkeypatch.setattr(install, "HOME", tmp_path)
     monkeypatch.setitem(install.INSTALLERS, "vllm", fail)
     monkeypatch.setitem(install.INSTALLERS, "openvino", lambda: "2")
-    found = install.install(["vllm", "openvino"])
-    assert "no wheel for this machine" in (found["vllm"].missing or "")
-    assert found["openvino"] == install.Installed("2")
+    peers = install.install(["vllm", "openvino"])
+    assert "no wheel for this machine" in (peers["vllm"].missing or "")
+    assert peers["openvino"] == install.Installed("2")
 
 
 def test_only_the_given_version_counts_as_installed() -> None:
@@ -412,7 +412,7 @@ def figures() -> dict[str, Any]:
     workload = Workload("1 stream, few", 1, 8, 10)
 
     def peer(name: str, tokens_s: float | None, **more: Any) -> dict[str, Any]:
-        found = {} if tokens_s is None else {workload.name: {"tokens_s": tokens_s, "first_token_ms": 1e3 / tokens_s}}
+        points = {} if tokens_s is None else {workload.name: {"tokens_s": tokens_s, "first_token_ms": 1e3 / tokens_s}}
         server = {
             "name": name,
             "engine": name.split()[0],
@@ -428,7 +428,7 @@ def figures() -> dict[str, Any]:
             "perplexity_missing": None,
             "start_s": 1.0,
         }
-        return {**server, **rest, "pss_mb": 100.0, "kv_item_bytes": 2.0, "points": found, **more}
+        return {**server, **rest, "pss_mb": 100.0, "kv_item_bytes": 2.0, "points": points, **more}
 
     machine = {"processor": "P", "cores": 2, "instructions": ["avx2"], "memory_gib": 4, "system": "L", "python": "3"}
     return {
@@ -490,8 +490,8 @@ def test_the_page_has_the_time_to_the_first_token_if_the_figures_do() -> None:
 
 
 def test_a_ceiling_is_the_highest_that_was_measured() -> None:
-    found = [{"read": 1.0, "int8": None}, {"read": 3.0, "int8": None}, {"read": 2.0, "int8": None}]
-    assert race_figures.best(found) == {"read": 3.0, "int8": None}
+    ceilings = [{"read": 1.0, "int8": None}, {"read": 3.0, "int8": None}, {"read": 2.0, "int8": None}]
+    assert race_figures.best(ceilings) == {"read": 3.0, "int8": None}
     assert race_figures.best([]) is None
 
 
@@ -556,12 +556,12 @@ def test_most_of_a_step_is_found_in_its_parts() -> None:
     """Kernels that the profiler misses would count as Python."""
     command = [sys.executable, str(HERE / "step_profile.py"), "--vocab", "49152", "--points", "0", "3", "--"]
     arguments = ("--device", "cpu", "--max-total-tokens", "2048", "--log-level", "warning", "--graph-batch-sizes", "1")
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert list(found) == [WORKLOADS[0].name, WORKLOADS[3].name]
+    process = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=250, check=False)
+    assert process.returncode == 0, process.stderr
+    profiles = json.loads(process.stdout)
+    assert list(profiles) == [WORKLOADS[0].name, WORKLOADS[3].name]
     for workload in (WORKLOADS[0], WORKLOADS[3]):
-        parts, step_ms = found[workload.name]["parts_ms"], 1e3 * found[workload.name]["load_s"] / workload.output
+        parts, step_ms = profiles[workload.name]["parts_ms"], 1e3 * profiles[workload.name]["load_s"] / workload.output
         assert set(parts) == {"step", *report.PARTS}
         assert all(0 < parts[name] < parts["step"] for name in report.PARTS), parts
         assert parts["products"] == max(parts[name] for name in report.PARTS), parts
@@ -571,7 +571,7 @@ def test_most_of_a_step_is_found_in_its_parts() -> None:
 
 def test_the_plot_has_a_bar_for_each_figure() -> None:
     drawn = ElementTree.fromstring(race_plot.plot(figures()))
-    bars = [each for each in drawn.iter() if each.tag.endswith("rect")]
+    bars = [element for element in drawn.iter() if element.tag.endswith("rect")]
     assert len(bars) == 1 + 4  # the background, and one per server that ran
 
 

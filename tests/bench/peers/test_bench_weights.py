@@ -43,8 +43,8 @@ def test_a_checkpoint_has_the_stated_method_and_the_files_of_the_plain_one(
 ) -> None:
     folder = weights_race.checkpoint(form, plain)
     stored = load_file(folder / "model.safetensors")
-    assert (found := method_of(read_facts(folder))) is not None
-    assert found.name == method
+    assert (method_found := method_of(read_facts(folder))) is not None
+    assert method_found.name == method
     assert stored[f"model.layers.0.{tensor}"].dtype == dtype
     assert {file.name for file in plain.iterdir()} == {file.name for file in folder.iterdir()}
 

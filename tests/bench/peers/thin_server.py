@@ -138,9 +138,9 @@ class Transformers:
                     batch.append(requests.get(timeout=GATHER_S))
                 except queue.Empty:
                     break
-            for request in [each for each in batch if each.score]:
+            for request in [other for other in batch if other.score]:
                 send({request.number: Update(finished=True, logprobs=self._score(request))})
-            if streams := [each for each in batch if not each.score]:
+            if streams := [other for other in batch if not other.score]:
                 self._generate(streams, send)
 
     def _generate(self, batch: list[Request], send: Send) -> None:
@@ -307,10 +307,10 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     engines = parser.add_subparsers(dest="engine", required=True)
     parsers = {name: engines.add_parser(name) for name in ENGINES}
-    for each in parsers.values():
-        each.add_argument("--model", required=True)
-        each.add_argument("--port", type=int, required=True)
-        each.add_argument("--threads", type=int, required=True)
+    for subparser in parsers.values():
+        subparser.add_argument("--model", required=True)
+        subparser.add_argument("--port", type=int, required=True)
+        subparser.add_argument("--threads", type=int, required=True)
     parsers["openvino"].add_argument("--pool-tokens", type=int, required=True)
     parsers["transformers"].add_argument("--dtype", choices=("float32", "bfloat16"), required=True)
     return parser

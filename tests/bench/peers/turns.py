@@ -41,7 +41,7 @@ def measure(
             except FAULTS as error:
                 print(f"{peer.name}: {error}", file=sys.stderr)
     return {
-        load.name: {name: load.counted / statistics.median(each) for name, each in spent[load.name].items()}
+        load.name: {name: load.counted / statistics.median(spent_s) for name, spent_s in spent[load.name].items()}
         for load in loads
     }
 

@@ -76,28 +76,28 @@ def _with_folder(peer: Peer, folder: Path) -> Peer:
     if peer.engine == "srv":
         return replace(peer, arguments=(*peer.arguments, "--model-path", str(folder)))
     plain = str(install.folder_model())
-    return replace(peer, arguments=[str(folder) if each == plain else each for each in peer.arguments])
+    return replace(peer, arguments=[str(folder) if argument == plain else argument for argument in peer.arguments])
 
 
 def measure(form: str, engines: Sequence[str], rounds: int, ids: Sequence[int]) -> Result:
     """The figures of a format; `ids`: the tokens of the text whose perplexity is computed."""
-    found: dict[str, float] = {}
+    perplexities: dict[str, float] = {}
 
     def score(peer: Peer, port: int) -> None:
-        found[peer.engine] = perplexity.over_http(port, ids, peer.model)
+        perplexities[peer.engine] = perplexity.over_http(port, ids, peer.model)
 
     peers = servers(engines, checkpoint(form, install.folder_model()))
-    return Result(turns.measure(peers, LOADS, rounds, raced.model_shape().vocab, score), found)
+    return Result(turns.measure(peers, LOADS, rounds, raced.model_shape().vocab, score), perplexities)
 
 
 def table(results: Mapping[str, Result]) -> Table:
     shown = Table("weights", "load", "srv", "vLLM", "srv ÷ vLLM")
     for form, result in results.items():
         rows = {**result.rates, "perplexity": result.perplexities}
-        for load, found in rows.items():
-            figures = [f"{found[name]:.1f}" if name in found else "–" for name in ENGINES]
-            both = load != "perplexity" and len(found) == len(ENGINES)
-            shown.add_row(form, load, *figures, f"{found['srv'] / found['vllm']:.2f}" if both else "")
+        for load, figures_of in rows.items():
+            figures = [f"{figures_of[name]:.1f}" if name in figures_of else "–" for name in ENGINES]
+            both = load != "perplexity" and len(figures_of) == len(ENGINES)
+            shown.add_row(form, load, *figures, f"{figures_of['srv'] / figures_of['vllm']:.2f}" if both else "")
     return shown
 
 

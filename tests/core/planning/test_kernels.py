@@ -257,9 +257,7 @@ def test_a_router_with_a_bias_rounds_its_sums() -> None:
     for architecture, rounded in (("GptOssForCausalLM", True), ("MixtralForCausalLM", False)):
         tree = native_tree(architecture, {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2})
         ops = derive.model_ops(tree, "float16")
-        kernels = {
-            op_kernel.key.partition(" ")[0]: op_kernel for op_kernel in op_kernels(table, ops, lambda *layer: None)
-        }
+        kernels = {kernel.key.partition(" ")[0]: kernel for kernel in op_kernels(table, ops, lambda *layer: None)}
         assert "with results rounded" in kernels["router"].what if rounded else "float32" in kernels["router"].what
         assert "with float32 results" in kernels["logits"].what
 
@@ -499,7 +497,7 @@ def test_what_runs_instead_is_a_slow_path_of_its_own(tmp_path: Path) -> None:
     plan = planned("--device", "cpu:avx512", *model(tmp_path, LLAMA)).kernels
     running = {kernel.key: kernel.name or "" for kernel in plan.kernels} | {"sampling": "another"}
     assert plan.slow_paths(running) == {"sampling": "pytorch was planned, and another runs"}
-    shown = {to_dict["key"]: to_dict["running"] for to_dict in plan.to_dicts(running)}
+    shown = {fields["key"]: fields["running"] for fields in plan.to_dicts(running)}
     assert shown == running
 
 

@@ -100,7 +100,7 @@ def test_requests_without_chunking_are_forgotten_when_they_end() -> None:
     driver.add(message("last", prompt_of(4, 99), max_tokens=1))
     driver.run()
     assert [len(plan.rows) for plan in driver.plans] == [1] * 11, "two parts of each prompt, but of the last"
-    live = [get_object.id for get_object in gc.get_objects() if isinstance(get_object, Request)]
+    live = [instance.id for instance in gc.get_objects() if isinstance(instance, Request)]
     assert [name for name in live if name.startswith("unchunked")] == []
 
 

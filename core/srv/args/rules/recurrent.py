@@ -15,9 +15,7 @@ _ARGUMENTS = ("max_mamba_cache_size", "mamba_ssm_dtype", "mamba_full_memory_rati
 
 
 def _is_recurrent(context: ResolutionContext) -> bool:
-    return context.model is not None and any(
-        isinstance(cache_group, Recurrent) for cache_group in context.model.cache_groups
-    )
+    return context.model is not None and any(isinstance(group, Recurrent) for group in context.model.cache_groups)
 
 
 def _excluded(argument: str, why: str) -> Constraint:
