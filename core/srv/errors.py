@@ -190,9 +190,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     A device raises torch.OutOfMemoryError, or a RuntimeError that says so.
     """
-    named = any(each.__name__ == "OutOfMemoryError" for each in type(error).__mro__)
-    said = isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
-    return named or said or is_out_of_host_memory(error)
+    by_class = any(cls.__name__ == "OutOfMemoryError" for cls in type(error).__mro__)
+    by_message = isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+    return by_class or by_message or is_out_of_host_memory(error)
 
 
 def is_out_of_host_memory(error: BaseException) -> bool:

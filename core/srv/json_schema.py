@@ -37,10 +37,10 @@ def below(node: Mapping[str, Any], place: str) -> Iterator[tuple[object, str]]:
             yield node[name], f"{place}/{name}"
     for name in (*LISTS, "items"):
         if isinstance(node.get(name), list):
-            yield from ((each, f"{place}/{name}/{index}") for index, each in enumerate(node[name]))
+            yield from ((subschema, f"{place}/{name}/{index}") for index, subschema in enumerate(node[name]))
     for name in (*MAPS, "dependentSchemas"):
         if isinstance(node.get(name), Mapping):
-            yield from ((each, f"{place}/{name}/{key[:40]}") for key, each in node[name].items())
+            yield from ((subschema, f"{place}/{name}/{key[:40]}") for key, subschema in node[name].items())
 
 
 def change_below(node: dict[str, Any], change: Callable[[Any], Any]) -> None:
@@ -49,6 +49,6 @@ def change_below(node: dict[str, Any], change: Callable[[Any], Any]) -> None:
         if name in (*LISTS, "items") and isinstance(value, list):
             node[name] = list(map(change, value))
         elif name in (*MAPS, "dependentSchemas") and isinstance(value, Mapping):
-            node[name] = {key: change(each) for key, each in value.items()}
+            node[name] = {key: change(subschema) for key, subschema in value.items()}
         elif name in _ONE:
             node[name] = change(value)

@@ -34,13 +34,13 @@ def kept_per_object(
 
     The results of the last 256 calls are kept; callers must not change them.
     """
-    known: Callable[..., Any] = functools.lru_cache(maxsize=256)(
+    cached: Callable[..., Any] = functools.lru_cache(maxsize=256)(
         lambda key, *args, **more: function(key.of, *args, **more)
     )
 
     @functools.wraps(function)
     def asked(of: Object, /, *args: More.args, **more: More.kwargs) -> Result:
-        result: Result = known(_Same(of), *args, **more)
+        result: Result = cached(_Same(of), *args, **more)
         return result
 
     return asked

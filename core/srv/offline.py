@@ -146,8 +146,8 @@ class LLM:
     def __init__(self, model: str | os.PathLike[str] | None = None, **arguments: object) -> None:
         if refused := [*_http_arguments(arguments), *_second_model(model, arguments)]:
             raise Refusal(refused)
-        named = {**_quiet(os.environ), **({"model_path": model} if model is not None else {}), **arguments}
-        self._context = resolve_launch(gather_keywords(named, os.environ, "LLM"))
+        keywords = {**_quiet(os.environ), **({"model_path": model} if model is not None else {}), **arguments}
+        self._context = resolve_launch(gather_keywords(keywords, os.environ, "LLM"))
         for note in self._context.notes:
             logger.warning("%s", note)
         self._engine = make_engine(self._context.resolved.config)
@@ -340,10 +340,10 @@ class LLM:
         return max(1, sequences // max(1, most))
 
     async def _complete(self, endpoint: OpenAIEndpoint, body: Body) -> RequestOutput:
-        asked = await endpoint.ask(body)
-        for name in not_enforced(each.grammar for each in asked.prompts).values():
+        prepared = await endpoint.ask(body)
+        for name in not_enforced(prompt.grammar for prompt in prepared.prompts).values():
             warnings.warn(f"no grammar enforces {name} of the schema; check these parts of the output", stacklevel=2)
-        ticket, group = self._service.start(asked.prompts, [uuid.uuid4().hex], time.perf_counter())
+        ticket, group = self._service.start(prepared.prompts, [uuid.uuid4().hex], time.perf_counter())
         try:
             results = await group.gather()
         finally:
@@ -381,12 +381,12 @@ def _copy_outcome(future: Future[T], task: asyncio.Task[T]) -> None:
         future.set_result(task.result())
 
 
-def _progress_bar(wanted: bool | None) -> Progress:
+def _progress_bar(show: bool | None) -> Progress:
     """A bar on standard error; None shows it if that is a terminal or a notebook."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     is_visible = console.is_terminal or console.is_jupyter
-    return Progress(*columns, console=console, disable=not (is_visible if wanted is None else wanted))
+    return Progress(*columns, console=console, disable=not (is_visible if show is None else show))
 
 
 def _quiet(environment: Mapping[str, str]) -> dict[str, object]:

@@ -197,26 +197,26 @@ class AttentionLayer:
 
     def traits(self) -> dict[str, str]:
         """What this layer needs of `LAYER_TRAITS` and `LATENT`, with a noun phrase: {"sinks": "attention sinks"}."""
-        found: dict[str, str] = {}
+        traits: dict[str, str] = {}
         if self.window is not None:
-            found["window"] = f"a sliding window of {self.window} tokens"
+            traits["window"] = f"a sliding window of {self.window} tokens"
         if self.soft_cap is not None:
-            found["soft_cap"] = f"a soft cap of {self.soft_cap}"
+            traits["soft_cap"] = f"a soft cap of {self.soft_cap}"
         if self.sinks:
-            found["sinks"] = "attention sinks"
+            traits["sinks"] = "attention sinks"
         if self.chunk is not None:
-            found["chunks"] = f"attention within chunks of {self.chunk} tokens"
+            traits["chunks"] = f"attention within chunks of {self.chunk} tokens"
         if self.alibi is not None:
-            found["alibi"] = "linear position biases (ALiBi)"
+            traits["alibi"] = "linear position biases (ALiBi)"
         if self.latent is not None:
-            found[LATENT] = "multi-head latent attention (MLA)"
+            traits[LATENT] = "multi-head latent attention (MLA)"
         if self.indexer is not None:
-            found["indexer"] = "keys chosen by an indexer (sparse attention)"
+            traits["indexer"] = "keys chosen by an indexer (sparse attention)"
         if self.bidirectional:
-            found["bidirectional"] = "attention to later tokens"
+            traits["bidirectional"] = "attention to later tokens"
         if self.relative_bias:
-            found["relative_bias"] = "learned biases by distance"
-        return found
+            traits["relative_bias"] = "learned biases by distance"
+        return traits
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ class PooledHead(msgspec.Struct, frozen=True):
     @property
     def dense_bytes(self) -> int:
         """Bytes of the dense layers, which are computed in float32."""
-        return sum(4 * each.outputs * (each.inputs + each.bias) for each in self.dense)
+        return sum(4 * layer.outputs * (layer.inputs + layer.bias) for layer in self.dense)
 
 
 class Grammar(msgspec.Struct, frozen=True):

@@ -41,7 +41,7 @@ print(
             "kinds": [kind for index, kind in enumerate(kinds) if kind not in kinds[:index]],
             "beta": beta.content[0].text,
             "counted": counted.input_tokens,
-            "models": [each.id for each in client.models.list()],
+            "models": [entry.id for entry in client.models.list()],
             "refused": refused[0],
             "request_id": refused[1],
         }

@@ -98,12 +98,12 @@ def test_names_and_plain_tensors_of_each_spec() -> None:
 def test_a_page_has_the_bytes_of_its_plain_tensors(
     spec: FullAttention | SlidingWindow | Latent, dtype: str, page_size: int, pages: int, order: str
 ) -> None:
-    each = KVLayout(spec, page_size, dtype, order)
-    tensors = each.plain_tensors(pages)
-    assert tuple(tensors) == each.names()
-    layers = {name: len(each.layers_of(name)) for name in tensors}
+    kv_layout = KVLayout(spec, page_size, dtype, order)
+    tensors = kv_layout.plain_tensors(pages)
+    assert tuple(tensors) == kv_layout.names()
+    layers = {name: len(kv_layout.layers_of(name)) for name in tensors}
     size = sum(math.prod(shape) * ITEM_SIZES[kind] * layers[name] for name, (shape, kind) in tensors.items())
-    assert size == (pages + 1) * each.bytes_per_page() == (pages + 1) * page_size * spec.bytes_per_token(dtype)
+    assert size == (pages + 1) * kv_layout.bytes_per_page() == (pages + 1) * page_size * spec.bytes_per_token(dtype)
 
 
 @given(RECURRENTS, st.integers(0, 9))

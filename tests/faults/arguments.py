@@ -134,8 +134,8 @@ FAULTS = (
     Fault(
         name="fit-counts-one-request",
         file="core/srv/planning/fit.py",
-        text="return self.requests * self.each + min(",
-        planted="return self.each + min(",
+        text="return self.requests * self.per_request + min(",
+        planted="return self.per_request + min(",
         effect="`srv plan --fit concurrency` promises requests that the pool cannot hold.",
         tests=("tests/core/planning/test_fit.py",),
     ),

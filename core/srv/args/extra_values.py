@@ -27,7 +27,7 @@ def resolve_extras(statements: Sequence[UserStatement], arguments: Mapping[str, 
     rejections: list[Rejection] = []
     for name, argument in arguments.items():
         candidates = [Statement(name, argument.default, Layer.GENERIC, argument.group, GENERIC_REASON)]
-        for statement in (each for each in statements if each.argument == name):
+        for statement in [statement for statement in statements if statement.argument == name]:
             if error := argument.validation_error(statement.value):
                 remedy = f"See `srv args explain {name}`."
                 shown = argument.show(statement.value)

@@ -189,7 +189,7 @@ def _attempt(user: UserInput, make: Make, requests: int) -> Trial:
     config, model = plan.resolved.config, plan.model
     tokens = config.model.context_length or model.context_length
     groups = plan.budget.groups
-    demands = [_Held.of(plan, group, tokens, requests) for group in groups]
+    demands = [_Demand.of(plan, group, tokens, requests) for group in groups]
     lines = tuple(str(demand) for demand in demands)
     short = [line for line, group, demand in zip(lines, groups, demands, strict=True) if demand.total > group.pages]
     if short:
@@ -203,13 +203,13 @@ def _refused(rejection: Rejection) -> Trial:
     return Trial(None, (str(rejection),), (rejection,))
 
 
-class _Held(NamedTuple):
-    """The pages that `requests` requests of `tokens` tokens hold in a group: `each`, and `filling` for a prompt."""
+class _Demand(NamedTuple):
+    """The pages that some requests hold in a group: `per_request`, and `filling` for the prompt of one of them."""
 
     group: PageGroup
     tokens: int
     requests: int
-    each: int
+    per_request: int
     filling: int = 0
 
     @classmethod
@@ -219,25 +219,25 @@ class _Held(NamedTuple):
         if group.window is None or plan.model is None:
             return cls(group, tokens, requests, whole)
         config, size = plan.resolved.config, group.page_size
-        pages_each = window_pages(group.window, size, size, step_depth(config) * (1 + draft_count(config)))
+        per_request = window_pages(group.window, size, size, step_depth(config) * (1 + draft_count(config)))
         filling = -(-most_unconfirmed_tokens(config, plan.model) // size)
-        return (
-            cls(group, tokens, requests, whole)
-            if whole <= pages_each
-            else cls(group, tokens, requests, pages_each, filling)
-        )
+        if whole <= per_request:
+            return cls(group, tokens, requests, whole)
+        return cls(group, tokens, requests, per_request, filling)
 
     @property
     def total(self) -> int:
         """Pages; a prompt takes no more than the rest of a whole request."""
-        return self.requests * self.each + min(self.filling, self.group.pages_for(self.tokens) - self.each)
+        return self.requests * self.per_request + min(
+            self.filling, self.group.pages_for(self.tokens) - self.per_request
+        )
 
     def __str__(self) -> str:
         one = self.requests == 1
         window = "" if self.group.window is None else f" with a window of {self.group.window}"
-        pages = "" if one else f"{self.requests} x {self.each} = "
-        if (prompt := self.total - self.requests * self.each) > 0:
-            pages = f"{self.requests} x {self.each} + {prompt} of a prompt = "
+        pages = "" if one else f"{self.requests} x {self.per_request} = "
+        if (prompt := self.total - self.requests * self.per_request) > 0:
+            pages = f"{self.requests} x {self.per_request} + {prompt} of a prompt = "
         return (
             f"{self.requests} {'request' if one else 'requests'} of {self.tokens} tokens{window}"
             f" {'holds' if one else 'hold'} {pages}{self.total} pages of {self.group.page_size} tokens;"

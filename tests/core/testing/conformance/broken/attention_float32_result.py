@@ -21,7 +21,7 @@ def attention(context: BackendContext) -> Any:
     from srv_toy_device.attention import ToyPagedAttention
 
     class Wide(ToyPagedAttention):
-        def forward(self, *args: Any, **named: Any) -> torch.Tensor:
-            return super().forward(*args, **named).float()  # the fault
+        def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return super().forward(*args, **kwargs).float()  # the fault
 
     return Wide(context)

@@ -21,7 +21,7 @@ def attention(context: BackendContext) -> Any:
     from srv_toy_device.attention import ToyPagedAttention
 
     class OnHost(ToyPagedAttention):
-        def forward(self, *args: Any, **named: Any) -> torch.Tensor:
-            return super().forward(*args, **named).to("cpu")  # the fault
+        def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return super().forward(*args, **kwargs).to("cpu")  # the fault
 
     return OnHost(context)

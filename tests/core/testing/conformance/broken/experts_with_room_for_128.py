@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def experts(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, *rest: Any) -> Tensor:
     from srv_kernels import expert_reference
 
-    kept = ids.clone()
+    local_ids = ids.clone()
     for expert in range(len(gate_up)):
         tokens, places = (ids == expert).nonzero(as_tuple=True)
-        kept[tokens[128:], places[128:]] = -1  # the fault
-    return expert_reference.experts(x, kept, weights, gate_up, *rest)
+        local_ids[tokens[128:], places[128:]] = -1  # the fault
+    return expert_reference.experts(x, local_ids, weights, gate_up, *rest)
 
 
 MANIFEST = manifest("experts_with_room_for_128", platform=with_op("experts", experts))

@@ -75,16 +75,22 @@ def with_capability(
         class Altered(toy):  # type: ignore[valid-type, misc]
             @property
             def ops(self) -> tuple[OpImpl, ...]:
-                right = {each: f"srv_kernels.reference:{each}" for each in names}
+                right = {op_name: f"srv_kernels.reference:{op_name}" for op_name in names}
                 targets: dict[str, Any] = {**right, op: function}
-                return (*super().ops, *(OpImpl(each, "reference", _any, target) for each, target in targets.items()))
+                return (
+                    *super().ops,
+                    *(OpImpl(op_name, "reference", _any, target) for op_name, target in targets.items()),
+                )
 
         return Altered
 
     def capabilities(device: DeviceFacts) -> frozenset[str]:
         return FACTS.capabilities(device) | {capability}
 
-    ops = (*FACTS.ops, *(OpSpec(each, "reference", _always, f"srv_kernels.reference:{each}") for each in names))
+    ops = (
+        *FACTS.ops,
+        *(OpSpec(op_name, "reference", _always, f"srv_kernels.reference:{op_name}") for op_name in names),
+    )
     return manifest(name, platform=platform, facts={"capabilities": capabilities, "ops": ops})
 
 
