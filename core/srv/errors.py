@@ -196,5 +196,5 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_out_of_host_memory(error: BaseException) -> bool:
-    """Python and numpy raise MemoryError; torch, a RuntimeError with this text."""
+    """Whether host memory was exhausted: Python and numpy raise MemoryError; torch, a RuntimeError with this text."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))

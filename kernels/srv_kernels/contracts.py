@@ -415,7 +415,7 @@ def _results(result: Any) -> tuple[Tensor, ...]:
 
 
 def _rounded(want: Tensor, actual: Tensor, dtype: torch.dtype) -> str | None:
-    """Whether results of a wider dtype than the model's have its precision only. Few results may have it by chance."""
+    """A clause if results of a wider dtype than the model's have its precision only, as few results may by chance."""
     few = 16
     if actual.dtype == dtype or not actual.is_floating_point() or int(actual.count_nonzero()) < few:
         return None

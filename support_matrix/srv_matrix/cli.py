@@ -206,7 +206,7 @@ def run_diff(namespace: argparse.Namespace) -> int:
     tables = _tables(repository, namespace.against)
     matrix = read_matrix(repository)
     compared = [(table, compare_table(matrix, table)) for table in tables]
-    selected = {
+    shown_rows = {
         table.name: [row for row in rows if namespace.all or row.outcome is not Outcome.AGREE]
         for table, rows in compared
     }
@@ -215,7 +215,7 @@ def run_diff(namespace: argparse.Namespace) -> int:
             table.name: {
                 "rows": len(table.rows),
                 "counts": counts(rows),
-                "differences": [_difference(row) for row in selected[table.name]],
+                "differences": [_difference(row) for row in shown_rows[table.name]],
             }
             for table, rows in compared
         }
@@ -224,7 +224,7 @@ def run_diff(namespace: argparse.Namespace) -> int:
         for table, rows in compared:
             print(f"{table.title}: {len(table.rows)} rows compared with platform {table.platform}")
             print("".join(f"  {name:<20}{count:>4}\n" for name, count in counts(rows).items()))
-            for row in selected[table.name]:
+            for row in shown_rows[table.name]:
                 print(f"{row.outcome.value:<20}{row.flag}  {row.detail}" + _indented_line(row.reason, 20))
     explained = all(row.explained for _, rows in compared for row in rows)
     return 0 if explained else FAULTY

@@ -194,7 +194,7 @@ def _endpoints(context: VariantContext, inventory: Inventory) -> Iterator[Record
 
 
 def op_records(context: VariantContext, inventory: Inventory) -> Iterator[Record]:
-    """Whether the package of a platform implements the ops; unknown where the inventory has nothing of the variant."""
+    """A record of each op in each dtype: whether the platform's package implements it; unknown without an inventory."""
     implemented = inventory.implemented.get(f"{context.manifest.name}:{context.variant}")
     unbuilt = inventory.unbuilt.get(context.manifest.name)
     for op in inventory.ops:

@@ -216,9 +216,9 @@ def read_groups(
     arguments: dict[str, Argument] = {}
     name_owners: dict[str, str] = {}
     for group, declaration in groups.items():
-        for read in read_group(group, declaration):
-            more, old = spellings.get(read.name, ()), old_names.get(read.name, ())
-            argument = dataclasses.replace(read, spellings=more, old_names=old) if more or old else read
+        for declared in read_group(group, declaration):
+            further, old = spellings.get(declared.name, ()), old_names.get(declared.name, ())
+            argument = dataclasses.replace(declared, spellings=further, old_names=old)
             for name in argument.names:
                 if name in name_owners:
                     raise TypeError(f"{group}.{argument.name}: the name {name} belongs to {name_owners[name]}")

@@ -85,9 +85,9 @@ class Snapshots:
             else:
                 node.states[units - upper.count] = slot
 
-    def remove(self, node: Node, places: Iterable[int]) -> None:
-        """Free the snapshots at these places of a node."""
-        for units in places:
+    def remove(self, node: Node, ends: Iterable[int]) -> None:
+        """Free the snapshots of a node that have the states after these numbers of its units."""
+        for units in ends:
             slot = node.states.pop(units)
             del self._nodes[slot]
             self._free.append(slot)

@@ -37,7 +37,7 @@ from srv.planning.kernel_steps import step_kernels
 from srv.planning.pools import cache_specs
 from srv.planning.target import Target
 from srv.planning.weights import schemes_of_rank, types_are_known
-from srv.platform.experts import EXPERT_OPS, EXPERTS, MOE_SLOT, UNROUNDED, of_backend, with_added
+from srv.platform.experts import EXPERT_OPS, EXPERTS, MOE_SLOT, MXFP4_PRECISION, of_backend, with_added
 from srv.platform.facts import WRITE_KV, OpCall, OpSpec
 from srv.platform.layers import layer_names
 from srv.platform.op_choice import AUTO, FULL_PRECISION, NAMED_BY, PRECISION, argument_name, choose_op
@@ -275,7 +275,7 @@ class _Planner:
         if kernel.name is None or op not in EXPERT_OPS:
             return kernel
         why = self._slower(choice)
-        if why and op != EXPERTS and not self._is_users(UNROUNDED) and not self._is_users(PRECISION):
+        if why and op != EXPERTS and not self._is_users(MXFP4_PRECISION) and not self._is_users(PRECISION):
             self.rejections.append(_reference_unasked(kernel, choice, why))
         rejected = (*_rejected(choice), *kernel.rejected)
         because = f"{choice.reason}; it {kernel.rounds}" if kernel.rounds else choice.reason

@@ -63,7 +63,7 @@ def check_launch(
     inspect: Callable[[ModelFacts, str, str], Inspection] | None = inspect_model,
     files: Path | None = None,
 ) -> LaunchCheck:
-    """Whether a resolved launch gets as far as the weights, and by what kernels it would compute.
+    """What prevents a resolved launch from reaching the weights, and the kernels by which it would compute.
 
     `inspect`: as `inspect_model`, of models without native layers; None leaves that to the engine, which asks at once.
     `files`: where the headers of the files of a model lie that is not on this machine; its weights are not there.

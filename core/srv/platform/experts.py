@@ -24,7 +24,7 @@ EXPERT_OP_OF: Mapping[str, str] = {
     **{"linear_gguf": GGUF, "linear_fp8": FP8},
 }
 TORCH_NATIVE = "torch_native"
-UNROUNDED = "mxfp4_moe_precision"  # an argument: read by backends that do not round the activations of GGUF's blocks
+MXFP4_PRECISION = "mxfp4_moe_precision"  # read by backends that do not round the activations of GGUF's blocks
 _MODULE = "srv_kernels.expert_reference"
 
 Check = Callable[[DeviceFacts, OpCall], str | None]
@@ -36,7 +36,7 @@ def _fits(context: ResolutionContext) -> Requires:
 
 # PyTorch's operators. The number of tokens of each expert is read on the host, so that steps cannot be captured.
 TORCH_EXPERTS = BackendSpec(
-    name=TORCH_NATIVE, priority=0, check=_fits, target="", arguments=(UNROUNDED,), fallback=True
+    name=TORCH_NATIVE, priority=0, check=_fits, target="", arguments=(MXFP4_PRECISION,), fallback=True
 )
 
 
@@ -60,9 +60,9 @@ def with_added(specs: Sequence[OpSpec], backends: Iterable[BackendSpec]) -> tupl
 
 def missing_ops(specs: Iterable[OpSpec], backend: str, needed: Iterable[str], *, full: bool = False) -> tuple[str, ...]:
     """Clauses that name the ops that a backend lacks. `full`: as of `choose_op`."""
-    has = {spec.op: spec.rounds for spec in specs if spec.name == backend}
-    lacking = (f"it has no {op}, which the experts of this model need" for op in needed if op not in has)
-    coarse = (too_coarse(has[op], full=full) for op in needed if op in has)
+    rounds_by_op = {spec.op: spec.rounds for spec in specs if spec.name == backend}
+    lacking = (f"it has no {op}, which the experts of this model need" for op in needed if op not in rounds_by_op)
+    coarse = (too_coarse(rounds_by_op[op], full=full) for op in needed if op in rounds_by_op)
     return (*lacking, *(clause for clause in coarse if clause is not None))
 
 

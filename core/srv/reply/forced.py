@@ -45,7 +45,7 @@ def constraint_of(row: ToolFormat | ChannelFormat, use: ToolUse, calls_before: i
             param=param,
         )
     auto = use.choice is ToolCalling.AUTO
-    tools = [tool for tool in use.tools if use.named in (None, tool.name)]
+    tools = [tool for tool in use.tools if use.name in (None, tool.name)]
     calls = [_call(row, tool, calls_before, tool.strict or not auto) for tool in tools]
     form: dict[str, Any] = {"tags": [call.tag for call in calls]}
     if auto:

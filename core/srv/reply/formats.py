@@ -116,9 +116,9 @@ def _check_names(use: ToolUse) -> None:
             code="invalid_value",
             param="tool_choice",
         )
-    if use.named is not None and use.named not in names:
+    if use.name is not None and use.name not in names:
         raise RequestError(
-            f"tool_choice names the function {use.named}, but the tools are {', '.join(names)}; name one of them",
+            f"tool_choice names the function {use.name}, but the tools are {', '.join(names)}; name one of them",
             code="invalid_value",
             param="tool_choice",
         )

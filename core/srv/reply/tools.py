@@ -38,7 +38,7 @@ class Tool:
 
 
 class ToolCalling(StrEnum):
-    """Whether the model calls tools: as it likes, never, at least once, or exactly the tool `ToolUse.named`."""
+    """Whether the model calls tools: as it likes, never, at least once, or exactly the tool `ToolUse.name`."""
 
     AUTO = "auto"
     NONE = "none"
@@ -48,11 +48,14 @@ class ToolCalling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request and how they may be used. `parallel`: more than one call per reply."""
+    """The tools of a request and how they may be used. `name`: the one to call, if `choice` is NAMED.
+
+    `parallel`: whether a reply may have several calls.
+    """
 
     tools: tuple[Tool, ...] = ()
     choice: ToolCalling = ToolCalling.AUTO
-    named: str | None = None
+    name: str | None = None
     parallel: bool = True
 
     @property

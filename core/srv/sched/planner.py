@@ -213,7 +213,7 @@ class Planner:
     # ---- when pages run out
 
     def _ensure_pages(self, request: Request, tokens: int, step: PlanBuilder) -> bool:
-        """Make sure that the first `tokens` positions can get pages, retracting later requests if necessary."""
+        """Whether the first `tokens` positions can get pages now; retracts later requests if necessary."""
         while not self._running.can_extend(request, tokens):
             step.out_of_pages = True
             victim = self._victim(step)

@@ -138,7 +138,7 @@ def describe(cls: type) -> Record:
 
 
 def _is_member(cls: type, name: str, function: types.FunctionType) -> bool:
-    """Public methods, and the special methods that a protocol asks for."""
+    """Whether a method is part of the contract: a public one, or a special one that a protocol asks for."""
     if name.startswith("__"):
         return _is_protocol(cls) and function.__module__ == cls.__module__
     return not name.startswith("_")

@@ -64,7 +64,7 @@ def choose(plan: ReadPlan, operands: IndexOperands, pool: Tensor, dims: IndexDim
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """Whether each of scores [..., K] is among the `count` largest; of equal ones the first. -inf never is."""
+    """bool [..., K]: which scores are among the `count` largest; of equal ones the first. -inf never is."""
     least = scores.topk(min(count, scores.shape[-1]), -1, sorted=False).values.amin(-1, keepdim=True)
     above, equal = scores > least, scores == least
     room = count - above.sum(-1, keepdim=True)

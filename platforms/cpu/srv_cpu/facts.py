@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from srv.dtypes import FLOAT8
 from srv.models import derive
 from srv.models.families.trees import native_tree_of_model
-from srv.platform.experts import TORCH_EXPERTS, UNROUNDED
+from srv.platform.experts import MXFP4_PRECISION, TORCH_EXPERTS
 from srv.platform.facts import BackendSpec, Default, DeviceFacts, PlatformFacts, Requires, ResolutionContext, Unfit
 from srv.specs import ModelFacts, attention_specs
 from srv_cpu.latent_forms import (
@@ -149,8 +149,8 @@ def _native_reasons(context: ResolutionContext) -> list[str]:
 
 def _native_experts_fit(context: ResolutionContext) -> Requires | Unfit:
     reasons = _native_reasons(context)
-    if context[UNROUNDED] == "bf16":
-        reasons.append(f"it rounds the activations of MXFP4 experts to 8 bits, and {UNROUNDED} is bf16")
+    if context[MXFP4_PRECISION] == "bf16":
+        reasons.append(f"it rounds the activations of MXFP4 experts to 8 bits, and {MXFP4_PRECISION} is bf16")
     return Unfit(tuple(reasons)) if reasons else Requires()
 
 

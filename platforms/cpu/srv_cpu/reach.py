@@ -20,7 +20,7 @@ class Reach(NamedTuple):
         return begin if self.chunk is None else max(begin, position // self.chunk * self.chunk)
 
     def hides(self, keys: Tensor, queries: Tensor) -> Tensor:
-        """Whether a key before a query is hidden from it, of positions that are broadcast."""
+        """bool: which keys before a query are hidden from it. `keys`, `queries`: positions, which are broadcast."""
         hidden = torch.zeros((), dtype=torch.bool)
         if self.window is not None:
             hidden = hidden | (keys <= queries - self.window)

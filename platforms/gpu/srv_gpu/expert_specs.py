@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from srv.dist.mesh import mesh_of
 from srv.models.facts.special_layers import mixture
-from srv.platform.experts import EXPERT_OPS, EXPERTS, ROUTE, UNROUNDED
+from srv.platform.experts import EXPERT_OPS, EXPERTS, MXFP4_PRECISION, ROUTE
 from srv.platform.facts import BackendSpec, DeviceFacts, OpCall, OpSpec, Requires, ResolutionContext, Unfit
 from srv_gpu.facts import HALVES, MISSING_TRITON, TRITON, float_reason, has_package
 from srv_gpu.tools import missing_aiter, missing_flashinfer
@@ -96,7 +96,7 @@ OPS = tuple(OpSpec(op, TRITON, _triton, f"srv_gpu.triton_ops:{op}") for op in (R
 FLASHINFER = OpSpec(EXPERTS, FLASHINFER_CUTLASS, flashinfer_reason)
 AITER = OpSpec(EXPERTS, AITER_MOE, aiter_reason)
 
-TRITON_EXPERTS = BackendSpec(TRITON, 10, _triton_backend, "", arguments=(UNROUNDED,), graphs=True)
+TRITON_EXPERTS = BackendSpec(TRITON, 10, _triton_backend, "", arguments=(MXFP4_PRECISION,), graphs=True)
 # After Triton, whose order SGLang's automatic choice has too; no GPU has measured either here.
 FLASHINFER_EXPERTS = BackendSpec(
     FLASHINFER_CUTLASS,

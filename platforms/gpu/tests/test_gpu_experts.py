@@ -61,6 +61,8 @@ def broken(
     device: torch.device,
     changed: Callable[[Case], Case] = lambda case: case,
 ) -> list[str]:
+    """How a function violates the contract of an op, in the cases of `FEW`, which `changed` may alter."""
+
     def cases(dtype: torch.dtype, seed: int) -> Iterator[Case]:
         yield from (changed(case) for case in CONTRACTS[op].cases(dtype, seed) if case.label.startswith(FEW))
 

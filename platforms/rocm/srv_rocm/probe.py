@@ -63,7 +63,7 @@ def examine(cards: Cards, build: Build, driver: Fault | None, query: Callable[[]
 
 
 def missing_driver(driver: Path) -> Fault | None:
-    """Whether the kernel driver's device is missing, or may not be opened by this user."""
+    """The fault if the kernel driver's device is missing, or may not be opened by this user."""
     if not driver.exists():
         remedy = "Install AMD's kernel driver (amdgpu with ROCm); in a container, pass /dev/kfd and /dev/dri"
         return Fault(f"no ROCm driver: {driver} does not exist", remedy, "driver_missing")

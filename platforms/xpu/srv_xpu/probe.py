@@ -78,7 +78,7 @@ def examine(
 
 
 def missing_driver(root: Path) -> Fault | None:
-    """Whether the kernel driver has made no device for computing."""
+    """The fault if the kernel driver has made no device for computing."""
     if any((root / "dev/dri").glob("renderD*")):
         return None
     remedy = "Install Intel's GPU driver (i915 or xe); in a container, pass /dev/dri"

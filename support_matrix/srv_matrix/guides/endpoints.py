@@ -66,7 +66,7 @@ def _fields(schema: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[
 
 
 def _untyped(field: Mapping[str, Any]) -> bool:
-    """Fields that are declared only to be refused by name have no type."""
+    """Whether a field has no type: those that are declared only to be refused by name."""
     return not {"type", "anyOf", "$ref", "oneOf", "allOf", "enum", "const"}.intersection(field)
 
 

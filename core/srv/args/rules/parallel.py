@@ -103,7 +103,7 @@ def _no_devices(context: ResolutionContext) -> str | None:
 
 
 def _base_exists(context: ResolutionContext) -> str | None:
-    """Whether the first rank has a device, and without a step, which is then not at fault, also the last one."""
+    """Why the first rank has no device, or without a step, which is then not at fault, the last one."""
     base, devices = context["base_device_id"], context.device.count
     if base == 0 or "host_memory" in context.capabilities:
         return None

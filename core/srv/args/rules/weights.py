@@ -87,7 +87,7 @@ def _method_at_load(context: ResolutionContext) -> QuantMethod | None:
 
 
 def _quantized_at_load(context: ResolutionContext) -> str | None:
-    """Whether --quantization quantizes the weights while they are loaded, as another method would do as well."""
+    """Why another method cannot quantize the weights while they are loaded: --quantization does already."""
     method = None if context["torchao_config"] is None else _method_at_load(context)
     return None if method is None else f"--quantization {method.name} quantizes the weights while they are loaded"
 
@@ -109,7 +109,7 @@ def _native_layers_at_load(context: ResolutionContext) -> str | None:
 
 
 def _ops_supported(argument: str, context: ResolutionContext) -> str | None:
-    """Whether the platform has the ops of the method, which dequantized weights do not need."""
+    """Why the platform cannot multiply by the weights of a method: it lacks ops, and they are not dequantized."""
     model = context.model
     method = find(context[argument]) if model is None else of_form(find(meant(context[argument], model)), model)
     capability = None if method is None else missing_capability(method.ops, context.capabilities)

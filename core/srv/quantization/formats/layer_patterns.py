@@ -49,7 +49,8 @@ def check_pattern(field: str, name: str) -> None:
 
 
 def names_layer(pattern: str, layer: str) -> bool:
-    """As a regular expression ("re:...") from the beginning, with "*", or as some segments of the path.
+    """Whether a pattern names a layer: a regular expression ("re:...") that matches its beginning, one with "*", or some
+    segments of its path.
 
     Raises ModelError (unsupported_quantization) for regular expressions that need backtracking.
     """

@@ -40,7 +40,7 @@ class ModelslimStorageFormat(StorageFormat):
         return () if "quant_bias" in tensors else (name,)  # the others of such a layer are redundant
 
     def is_read_whole(self, name: str) -> bool:
-        """Values that stay quantized are converted one by one, so that parts of tensors can be."""
+        """Whether only whole tensors can be converted; values that stay quantized are converted one by one."""
         return self.parts(name) != (name,) or bool(self._merged(name.rpartition(".")[0]))
 
     def unused(self, names: Collection[str]) -> set[str]:

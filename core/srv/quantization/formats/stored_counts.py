@@ -57,31 +57,31 @@ def names_of(config: Mapping[str, Any], *fields: str) -> list[str]:
 def is_named(name: str, patterns: Sequence[str]) -> bool:
     """Whether a pattern names a layer or one around it."""
 
-    def match() -> bool:
+    def is_match() -> bool:
         for pattern in patterns:
             check_pattern("its quantization_config", pattern)
             if names_layer(pattern, name):
                 return True
         return False
 
-    return known(match)
+    return or_unknown_storage(is_match)
 
 
 def target_of(targets: Collection[str], name: str, layer_class: str) -> str | None:
     """The target of compressed-tensors that fits a layer best."""
 
-    def match() -> str | None:
+    def best_target() -> str | None:
         for target in targets:
             check_pattern("its quantization_config", target)
         return matched_target(targets, (name,), layer_class)
 
-    return known(match)
+    return or_unknown_storage(best_target)
 
 
-def known(result: Callable[[], Result]) -> Result:
-    """What a function of patterns returns; its errors become UnknownStorage."""
+def or_unknown_storage(function: Callable[[], Result]) -> Result:
+    """The result of a function that reads patterns; its errors become UnknownStorage."""
     try:
-        return result()
+        return function()
     except (ValueError, ModelError) as error:
         reason = error.reason if isinstance(error, ModelError) else str(error)
         raise UnknownStorage(reason) from error

@@ -32,7 +32,7 @@ from srv.models.checkpoints.gguf_types import TYPES_BY_NAME
 from srv.quantization.formats.fp8_weights import DTYPE, NOTE, Fp8Form, are_fp8, with_block
 from srv.quantization.formats.int8_weights import check_experts, experts_note
 from srv.quantization.formats.layer_patterns import REGEX, check_pattern, names_layer, stated_names
-from srv.quantization.formats.stored_counts import ceil, known, linear_layers
+from srv.quantization.formats.stored_counts import ceil, linear_layers, or_unknown_storage
 from srv.quantization.method import (
     DOWNLOAD_REMEDY,
     QuantMethod,
@@ -266,7 +266,9 @@ def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
         return {DTYPE: elements, "float32": prod(form.fp8.held.scale_shape(outputs, inputs))}
 
     def counts(matrix: StoredMatrix) -> Mapping[str, int] | None:
-        return layout(matrix.outputs, matrix.inputs) if known(lambda: declares(config, matrix.name)) else None
+        return (
+            layout(matrix.outputs, matrix.inputs) if or_unknown_storage(lambda: declares(config, matrix.name)) else None
+        )
 
     return linear_layers(counts)
 
@@ -326,7 +328,7 @@ def check_embedding(model: StoredModel, name: str) -> None:
 
 
 def _is_quantized(model: StoredModel, form: Form, name: str) -> bool:
-    """The tensors of a layer say so; without weights, the configuration does."""
+    """Whether a layer is quantized: its tensors say so; without weights, the configuration does."""
     if model.types:
         stored = [suffix for suffix in (DATA, SCALE, ZERO) if f"{name}.{suffix}" in model.types]
         if stored:

@@ -48,7 +48,7 @@ def read_form(body: bytes, content_type: str) -> dict[str, FormPart]:
 def _boundary(content_type: str) -> bytes:
     message = Message()
     message["content-type"] = content_type
-    kind, boundary = _parsed(lambda: (message.get_content_type(), message.get_boundary()), "its Content-Type")
+    kind, boundary = _parse(lambda: (message.get_content_type(), message.get_boundary()), "its Content-Type")
     if kind != "multipart/form-data" or not boundary or len(boundary) > MAX_BOUNDARY:
         raise _invalid("Content-Type must be multipart/form-data, with a boundary")
     return boundary.encode("latin-1", "replace")
@@ -59,10 +59,12 @@ def _part(part: bytes) -> tuple[str, FormPart]:
     if end < 0 or not part.startswith(b"\r\n"):
         raise _invalid("a field has no header, or a very long one")
     header = HeaderParser().parsestr(part[2:end].decode("utf-8", "replace"))
-    name, filename = _parsed(lambda: (_name(header), header.get_filename()), "the header of a field")
+    name, filename = _parse(lambda: (_name(header), header.get_filename()), "the header of a field")
     if not name:
         raise _invalid("a field has no name")
-    return _plain(name), FormPart(part[end + 4 :], None if filename is None else _plain(filename))
+    return _without_surrogates(name), FormPart(
+        part[end + 4 :], None if filename is None else _without_surrogates(filename)
+    )
 
 
 def _name(header: Message) -> str:
@@ -70,7 +72,7 @@ def _name(header: Message) -> str:
     return collapse_rfc2231_value(name)
 
 
-def _parsed(parse: Callable[[], T], what: str) -> T:
+def _parse(parse: Callable[[], T], what: str) -> T:
     """The result of the standard library's parser, which is not made for hostile input. Raises RequestError."""
     try:
         return parse()
@@ -78,8 +80,8 @@ def _parsed(parse: Callable[[], T], what: str) -> T:
         raise _invalid(f"{what} is not valid") from None
 
 
-def _plain(text: str) -> str:
-    """Without lone surrogates, which some codecs return and JSON cannot represent."""
+def _without_surrogates(text: str) -> str:
+    """The text with "?" for lone surrogates, which some codecs return and JSON cannot represent."""
     return text.encode("utf-8", "replace").decode()
 
 

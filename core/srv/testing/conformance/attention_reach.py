@@ -64,7 +64,7 @@ def both_ways(kit: Kit) -> str:
             check_biases(setup)
 
     def check_biases(setup: AttentionSetup) -> None:
-        """Of each head and distance, of which those beyond the ends of the table have that of the end."""
+        """Biases by head and distance: distances beyond an end of the table have the bias of that end."""
         numbers = torch.Generator().manual_seed(3)
         table = torch.randn(setup.shape.heads, 2 * _LOCAL + 1, generator=numbers)
         values = tuple(tuple(bias_row) for bias_row in table.tolist())

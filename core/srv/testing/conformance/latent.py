@@ -294,9 +294,9 @@ def _fill(pool: KVBuffers) -> None:
 
 
 def _chosen(index: IndexDims, queries: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    """Whether each of the last Q tokens of a sequence attends to each: queries [Q, H * D], weights [Q, H], keys [K, D].
+    """bool [Q, K]: the keys that each of the last Q tokens of a sequence attends to; without an indexer, all before it.
 
-    Without an indexer, to all before it.
+    queries: [Q, H * D]. weights: [Q, H]. keys: [K, D].
     """
     count, total = len(queries), len(keys)
     visible = torch.arange(total) <= torch.arange(total - count, total)[:, None]

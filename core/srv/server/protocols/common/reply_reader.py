@@ -49,7 +49,7 @@ class TokenPositions:
             return self._tokens[-1]
         first, size = self._characters[after - 1], self._characters[after] - self._characters[after - 1]
         tokens = self._tokens[after] - self._tokens[after - 1]
-        return self._tokens[after - 1] - -tokens * (position - first) // size
+        return self._tokens[after - 1] - -tokens * (position - first) // size  # rounded up
 
 
 class ReplyReader:
@@ -83,19 +83,19 @@ class ReplyReader:
 
 
 def constrained(
-    sampling: Sampling, replies: ReplyFormat, options: ParserOptions, prompt: str, calls_before: int
+    sampling: Sampling, reply_format: ReplyFormat, options: ParserOptions, prompt: str, calls_before: int
 ) -> Sampling:
     """The parameters with the grammar of the calls that the request forces, which begins behind the reasoning.
 
     Raises RequestError if the format has no such grammar, or the request has another one.
     """
-    forced = replies.constraint(options.use, calls_before)
-    begins_after = replies.reasoning_end(prompt, options.continued)
+    forced = reply_format.constraint(options.use, calls_before)
+    begins_after = reply_format.reasoning_end(prompt, options.continued)
     if forced is None:
         if sampling.grammar is None or not begins_after or sampling.grammar.begins_after:
             return sampling
-        later = msgspec.structs.replace(sampling.grammar, begins_after=begins_after)
-        return msgspec.structs.replace(sampling, grammar=later)
+        grammar = msgspec.structs.replace(sampling.grammar, begins_after=begins_after)
+        return msgspec.structs.replace(sampling, grammar=grammar)
     if sampling.grammar is not None:
         raise RequestError(
             f"{sampling.grammar.param} is refused with {forced.param}: both constrain the output; send one of them",
@@ -121,23 +121,27 @@ async def prepare(
     clip: bool = False,
     thinking: AskedBudget | None = None,
 ) -> tuple[TokenizedPrompt, Callable[[], ReplyReader]]:
-    """The prompt of a conversation, and what makes the reader of a reply to it. Raises RequestError.
+    """The prompt of a conversation, and a function that makes the reader of one reply to it. Raises RequestError.
 
     `field_of`, `owner`, `clip`: as in `PromptRequest`. `separate_reasoning`, `stream_reasoning`: as in `ParserOptions`.
     `truncate`: the field `truncate_prompt_tokens`. `thinking`: the limit of the reasoning.
     """
-    preprocessor, replies = service.preprocessor, service.settings.reply_format
+    preprocessor, reply_format = service.preprocessor, service.settings.reply_format
     options = ParserOptions(conversation.tools, separate_reasoning, stream_reasoning, conversation.continues_reply)
-    replies.check(conversation.tools)
+    reply_format.check(conversation.tools)
     text = await render(preprocessor, conversation)
     calls = count_calls(conversation.messages)
-    sampling = constrained(sampling, replies, options, text, calls)
+    sampling = constrained(sampling, reply_format, options, text, calls)
     if thinking is not None:
         sampling = await with_budget(sampling, thinking, options, text, service)
     (prompt,) = await preprocessor.prepare_all(
-        [PromptRequest(text, sampling, conversation.param, field_of, namespace, replies.markers(options), clip, owner)],
+        [
+            PromptRequest(
+                text, sampling, conversation.param, field_of, namespace, reply_format.markers(options), clip, owner
+            )
+        ],
         default_max_tokens=None,
         special=False,  # the rendered template contains the special tokens
         keep=preprocessor.kept(truncate, sampling.max_tokens or 1),
     )
-    return prompt, lambda: ReplyReader(replies.parser(options, text, calls))
+    return prompt, lambda: ReplyReader(reply_format.parser(options, text, calls))

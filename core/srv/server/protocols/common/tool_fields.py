@@ -58,10 +58,10 @@ class CallBody(RequestBody):
 
 
 class AskedChoice(NamedTuple):
-    """`named`: the function to call. `allowed`: the functions among which the model chooses; None: all of them."""
+    """`name`: the function to call. `allowed`: the functions among which the model chooses; None: all of them."""
 
     choice: ToolCalling
-    named: str | None = None
+    name: str | None = None
     allowed: tuple[str, ...] | None = None
 
     def of(self, tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
@@ -95,7 +95,7 @@ def _tool_choice(value: object) -> AskedChoice | None:
         raise field_error("invalid_type", f"must be a string or an object, not {json_type(value)}")
     if value.get("type") == "allowed_tools":
         return _allowed(value)
-    name = _named(value)
+    name = _function_name(value)
     if name is None:
         raise field_error("invalid_value", f"must have the form {_FORM}, not {shorten(value)}")
     return AskedChoice(ToolCalling.NAMED, name)
@@ -104,14 +104,14 @@ def _tool_choice(value: object) -> AskedChoice | None:
 def _allowed(value: dict[str, Any]) -> AskedChoice:
     inner = value.get("allowed_tools")
     mode, tools = (inner.get("mode"), inner.get("tools")) if isinstance(inner, dict) else (None, None)
-    names = [_named(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    names = [_function_name(tool) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     allowed_names = tuple(name for name in names if name is not None)
     if mode not in ("auto", "required") or not isinstance(tools, list) or not 0 < len(allowed_names) == len(tools):
         raise field_error("invalid_value", f"must have the form {_ALLOWED_FORM}")
     return AskedChoice(ToolCalling(mode), allowed=allowed_names)
 
 
-def _named(value: dict[str, Any]) -> str | None:
+def _function_name(value: dict[str, Any]) -> str | None:
     function = value.get("function")
     if value.keys() != {"type", "function"} or value["type"] != "function" or not isinstance(function, dict):
         return None

@@ -152,7 +152,7 @@ def _finish_name(finish: FinishReason, reader: ReplyReader) -> str | None:
 def _use_of(body: ChatBody) -> ToolUse:
     tools = tuple(tool.tool(f"tools[{index}]") for index, tool in enumerate(body.tools or ()))
     tool_choice = body.tool_choice or AskedChoice(ToolCalling.AUTO)
-    return ToolUse(tool_choice.of(tools), tool_choice.choice, tool_choice.named, body.parallel_tool_calls is not False)
+    return ToolUse(tool_choice.of(tools), tool_choice.choice, tool_choice.name, body.parallel_tool_calls is not False)
 
 
 _FIELDS_OF_ROLES = (
