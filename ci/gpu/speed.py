@@ -51,7 +51,7 @@ class Configuration:
 
 def configurations(device: str, batches: tuple[int, ...], prefill: int) -> list[Configuration]:
     """What is measured on a platform, the most valuable first."""
-    few = tuple(sorted({batches[0], batches[len(batches) // 2]}))
+    smaller_batches = tuple(sorted({batches[0], batches[len(batches) // 2]}))
     native = Configuration("torch_native", True, batches[:1], prefill)
     if device == "xpu":  # it captures no steps
         return [Configuration("triton", True, batches, prefill), native]
@@ -59,7 +59,7 @@ def configurations(device: str, batches: tuple[int, ...], prefill: int) -> list[
     return [
         Configuration("triton", False, batches, prefill),
         Configuration(vendor, False, batches, prefill),
-        Configuration("triton", True, few, 0),
+        Configuration("triton", True, smaller_batches, 0),
         native,
     ]
 

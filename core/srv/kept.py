@@ -35,12 +35,12 @@ def kept_per_object(
     The results of the last 256 calls are kept; callers must not change them.
     """
     cached: Callable[..., Any] = functools.lru_cache(maxsize=256)(
-        lambda key, *args, **more: function(key.of, *args, **more)
+        lambda key, *args, **kwargs: function(key.of, *args, **kwargs)
     )
 
     @functools.wraps(function)
-    def asked(of: Object, /, *args: More.args, **more: More.kwargs) -> Result:
-        result: Result = cached(_Same(of), *args, **more)
+    def asked(of: Object, /, *args: More.args, **kwargs: More.kwargs) -> Result:
+        result: Result = cached(_Same(of), *args, **kwargs)
         return result
 
     return asked

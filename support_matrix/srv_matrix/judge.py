@@ -119,7 +119,7 @@ def _launch(user: UserInput, on: tuple[Manifest, DeviceFacts] | None, model: Mod
 
 
 def pool_verdict(argument: str, value: Any, model: ModelFacts, manifest: Manifest, device: DeviceFacts) -> Verdict:
-    """Refused if weights and the smallest KV pool do not fit on a device with this value, by the rules of `srv plan`."""
+    """Refused if weights and the smallest KV pool do not fit on a device with this value, as `srv plan` does."""
     try:
         resolved = resolve(_one_value(argument, value), manifest=manifest, device=device, model=model)
         estimate(resolved.config, model, device, int(resolved.quantities[RESERVED_MEMORY].total))

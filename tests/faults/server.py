@@ -173,7 +173,7 @@ FAULTS = (
     Fault(
         name="prompt-cut-before-it-is-redacted",
         file="core/srv/server/observe/request_log.py",
-        text="tokens[: SHOWN_TOKENS + more]",
+        text="tokens[: SHOWN_TOKENS + lookahead]",
         planted="tokens[:SHOWN_TOKENS]",
         effect="The request log shows a part of the server's key where the beginning of a prompt ends within it.",
         tests=("tests/core/server/observe/test_request_log.py::test_a_cut_shows_no_part_of_a_secret",),

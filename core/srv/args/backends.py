@@ -80,7 +80,7 @@ def unused_backends(manifest: Manifest, extra: Mapping[str, Sequence[BackendSpec
 
     extra: third-party specs for the platform, by family.
     """
-    offered = {family: (*manifest.facts.backends.get(family, ()), *more) for family, more in extra.items()}
+    offered = {family: (*manifest.facts.backends.get(family, ()), *specs) for family, specs in extra.items()}
     names = [
         f"{family} backend {spec.name}"
         for family, specs in offered.items()

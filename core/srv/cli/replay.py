@@ -29,7 +29,7 @@ _SHOWN = 300  # characters of an answer
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A redirect is an answer like any other: following it would send the key to another server."""
 
-    def redirect_request(self, *args: object, **more: object) -> None:
+    def redirect_request(self, *args: object, **kwargs: object) -> None:
         return None
 
 

@@ -74,10 +74,11 @@ def _pinched(nodes: Sequence[Node], schema: object, depth: int = 8) -> bool:
     if len(nodes) < 2 or not depth:
         return False
     names = {name for node in nodes for name in node.get("properties", ())}
-    more = [node.get("additionalProperties") for node in nodes]
-    groups = [more, [node.get("items") for node in nodes]]
+    additional = [node.get("additionalProperties") for node in nodes]
+    groups = [additional, [node.get("items") for node in nodes]]
     groups += [
-        [node.get("properties", {}).get(name, rest) for node, rest in zip(nodes, more, strict=True)] for name in names
+        [node.get("properties", {}).get(name, rest) for node, rest in zip(nodes, additional, strict=True)]
+        for name in names
     ]
     groups = [[part for part in group if isinstance(part, Mapping)] for group in groups]
     return any(_pinched(_conjoined(schema, group), schema, depth - 1) for group in groups if len(group) > 1)

@@ -129,20 +129,20 @@ class ExactWriter:
     def _object(self, node: Mapping[str, Any]) -> str:
         """Properties come in the order of the schema, those that it does not list after them."""
         properties: Mapping[str, Any] = node.get("properties", {})
-        required, more = node.get("required", ()), node.get("additionalProperties", True)
+        required, additional = node.get("required", ()), node.get("additionalProperties", True)
         names = list(dict.fromkeys([*properties, *required]))
         self._objects += 1
         name = f"object_{self._objects}"
-        possible = [key for key in names if self._is_possible(properties.get(key, more))]
+        possible = [key for key in names if self._is_possible(properties.get(key, additional))]
         if missing := [key for key in required if key not in possible]:
             raise EmptyGrammar(f"the property {missing[0][:40]!r} is required, and has no value")
         places = [
-            (f"{lark_text(dump(key))} {self._after_name(properties.get(key, more))}", key in required)
+            (f"{lark_text(dump(key))} {self._after_name(properties.get(key, additional))}", key in required)
             for key in possible
         ]
         rest = first = '""'
-        if more is not False:
-            self._rules.append(f"{name}_more: {name.upper()}_NAME {self._after_name(more)}")
+        if additional is not False:
+            self._rules.append(f"{name}_more: {name.upper()}_NAME {self._after_name(additional)}")
             self._rules.append(f"{name.upper()}_NAME: {_other_names(names)}")
             rest = f'("," space {name}_more)*'
             first = f"({name}_more {rest})?"
@@ -189,8 +189,8 @@ class ExactWriter:
             ):
                 large.add(id(node))
         large |= inexact_bounds(self._schema, nodes)
-        while more := {node for node, under in parts.items() if node not in large and not large.isdisjoint(under)}:
-            large |= more
+        while larger := {node for node, under in parts.items() if node not in large and not large.isdisjoint(under)}:
+            large |= larger
         return large
 
     def _referred(self, node: Mapping[str, Any]) -> object:

@@ -79,13 +79,13 @@ def with_small_stack(work: Callable[[], None]) -> int:
     return 0 if ended else 1
 
 
-def limit_memory(more: int) -> None:
+def limit_memory(further_bytes: int) -> None:
     """Let this process allocate at most `more` bytes from now on; beyond that Python raises MemoryError."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     statistics = Path("/proc/self/statm")
     if statistics.exists():  # elsewhere the address space of a process has no useful size
         used = int(statistics.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + more, used + more))
+        resource.setrlimit(resource.RLIMIT_AS, (used + further_bytes, used + further_bytes))
 
 
 def limit_time(seconds: float) -> None:

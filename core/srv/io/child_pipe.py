@@ -33,9 +33,9 @@ def receive(process: subprocess.Popen[bytes], deadline: float) -> bytes:
     received = bytearray()
     while len(received) < 4 or len(received) < 4 + int.from_bytes(received[:4], "big"):
         _wait(descriptor, select.POLLIN, deadline)
-        if not (more := os.read(descriptor, _READ_BYTES)):
+        if not (chunk := os.read(descriptor, _READ_BYTES)):
             raise EOFError
-        received += more
+        received += chunk
     return bytes(received[4:])
 
 

@@ -133,12 +133,12 @@ class BadWords:
         rows, old = self._recent.shape
         if self._free and width <= old:
             return
-        more = 0 if self._free else max(4, rows)
-        size = (rows + more, max(width, old))
+        added_rows = 0 if self._free else max(4, rows)
+        size = (rows + added_rows, max(width, old))
         recent = torch.full(size, _NO_TOKEN, dtype=torch.int64, device=self._transfers.device)
         recent[:rows, size[1] - old :].copy_(self._recent)
         self._recent = recent
-        self._free.extend(range(rows, rows + more))
+        self._free.extend(range(rows, rows + added_rows))
 
     def prepare(self, rows: Sequence[SampleRow]) -> _Sequences | None:
         if not self._storage:

@@ -224,6 +224,6 @@ def _add_routes(app: FastAPI, service: Service, uses: KeyUses) -> None:
         # A plain Starlette route, because the handlers read and validate bodies themselves.
         app.add_route(route.path, route.handler, methods=[route.method], name=route.path)
     app.add_route("/", _found, methods=["HEAD"], name="HEAD /")  # clients of Anthropic ask whether somebody answers
-    more = add_plugin_routes(app, service.observers.hooks)
+    plugin_endpoints = add_plugin_routes(app, service.observers.hooks)
     root, bodies = service.settings.root_path, REQUEST_BODIES
-    app.openapi = lambda: describe_plugin_routes(openapi_document(routes, bodies, root), more)  # type: ignore[method-assign]
+    app.openapi = lambda: describe_plugin_routes(openapi_document(routes, bodies, root), plugin_endpoints)  # type: ignore[method-assign]

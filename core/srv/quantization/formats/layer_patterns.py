@@ -49,7 +49,7 @@ def check_pattern(field: str, name: str) -> None:
 
 
 def names_layer(pattern: str, layer: str) -> bool:
-    """Whether a pattern names a layer: a regular expression ("re:...") that matches its beginning, one with "*", or some
+    """Whether a pattern names a layer: a regular expression ("re:...") of its beginning, one with "*", or some
     segments of its path.
 
     Raises ModelError (unsupported_quantization) for regular expressions that need backtracking.

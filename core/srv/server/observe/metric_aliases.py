@@ -74,11 +74,11 @@ class TextAliases:
         self._labels = labels
         self._aliases: dict[str, list[tuple[str, str]]] = {}  # (name, its constant labels) by the name of a family
 
-    def add(self, family: str, *names: str, **more: str) -> None:
+    def add(self, family: str, *names: str, **labels: str) -> None:
         """`family`: a histogram, or a counter with its suffix. more: further constant labels."""
         for name in names:
             constant = ",".join(
-                f'{key}="{_escaped(value)}"' for key, value in {**self._labels.of(name), **more}.items()
+                f'{key}="{_escaped(value)}"' for key, value in {**self._labels.of(name), **labels}.items()
             )
             self._aliases.setdefault(family, []).append((name, constant))
 
@@ -97,9 +97,9 @@ class TextAliases:
                 continue
             for name, constant in aliases:
                 rest = line[len(family) :]
-                suffix, brace, more = rest.partition("{")
+                suffix, brace, labels_and_value = rest.partition("{")
                 if brace:
-                    lines[name].append(f"{name}{suffix}{{{constant},{more}")
+                    lines[name].append(f"{name}{suffix}{{{constant},{labels_and_value}")
                 else:
                     suffix, _, value = rest.partition(" ")
                     lines[name].append(f"{name}{suffix}{{{constant}}} {value}")

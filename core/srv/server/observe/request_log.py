@@ -50,8 +50,8 @@ class RequestLog:
         if self._level == EVERYTHING or len(tokens) <= SHOWN_TOKENS:
             return self._shorten(self._text.decode(tokens, False))
         # A key of the server has at most as many tokens as bytes.
-        more = max(LONGEST, *(len(key.encode()) for key in self._keys), 0)
-        text = self._text.decode(tokens[: SHOWN_TOKENS + more], False)
+        lookahead = max(LONGEST, *(len(key.encode()) for key in self._keys), 0)
+        text = self._text.decode(tokens[: SHOWN_TOKENS + lookahead], False)
         return self._shorten(text, len(self._text.decode(tokens[:SHOWN_TOKENS], False)))
 
     def ended(self, record: SequenceRecord) -> None:

@@ -104,10 +104,10 @@ def gqa(kit: Kit) -> str:
 
     heads_of = SHARED_HEADS if is_native(kit) else SHARED_HEADS[1::4]  # 3, 7 and 16 share one
     summary = run_shared_heads(heads_of, choose, lambda setup: _check_shared_heads(kit, setup, "with shared KV heads"))
-    many = run_shared_heads(
+    summary_of_many = run_shared_heads(
         MANY_SHARED_HEADS, choose, lambda setup: _check_many_rows(kit, setup, largest(kit).tokens // 2)
     )
-    return f"{summary}; {largest(kit).rows} rows, one of them long: {many}"
+    return f"{summary}; {largest(kit).rows} rows, one of them long: {summary_of_many}"
 
 
 def groups(kit: Kit) -> str:

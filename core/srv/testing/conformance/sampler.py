@@ -363,8 +363,8 @@ def _check_exact(kit: Kit, rows: Sequence[SampledRow], large: SampledRow | None 
             fault = _noise_error(_draw_all(kit, backend, row, noise), row.probabilities())
             if fault:
                 raise Fault(f"{name}, {_describe(row)}: {fault}")
-    more = "" if large is None else f"; one of {LARGE} tokens"
-    return f"{len(rows)} rows, {NOISE_VALUES} noise values each{more}"
+    large_clause = "" if large is None else f"; one of {LARGE} tokens"
+    return f"{len(rows)} rows, {NOISE_VALUES} noise values each{large_clause}"
 
 
 def _spread_noise(count: int) -> Floats:

@@ -85,8 +85,8 @@ class _IncrementalArray:
         if self._segments:
             self._encoded.clear()
         if len(items) > self._count:
-            more = msgspec.json.encode(encode(items[self._count :]))
-            self._encoded += (b"," if self._encoded else b"") + more[1:-1]
+            encoded = msgspec.json.encode(encode(items[self._count :]))
+            self._encoded += (b"," if self._encoded else b"") + encoded[1:-1]
             self._count = len(items)
         return msgspec.Raw(b"[" + self._encoded + b"]")
 
@@ -207,8 +207,8 @@ class NativeFormatter(Formatter):
         if params.prompt_logprobs:
             fields["input_top_logprobs"] = [*([None] * len(first)), *native_top_logprobs(text, scores)]
         if token_ids := params.logprob_token_ids:
-            more = native_listed_logprobs(text, token_ids, scores)
-            fields["input_token_ids_logprobs"] = [*([None] * len(first)), *more]
+            listed_logprobs = native_listed_logprobs(text, token_ids, scores)
+            fields["input_token_ids_logprobs"] = [*([None] * len(first)), *listed_logprobs]
         return fields
 
     def _hidden_states(self, sequence: OutputSequence, encoded: _EncodedOutput) -> msgspec.Raw:

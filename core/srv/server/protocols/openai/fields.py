@@ -78,10 +78,10 @@ def _content(value: object) -> str | None:
             kind = shorten(part["type"])
             sentence = '[{index}].type = "{kind}" is not implemented; send text'
             raise PydanticCustomError("part_not_implemented", sentence, {"index": index, "kind": kind})
-        more = [
+        other_fields = [
             name for name, content in part.items() if name not in ("type", "text") and not is_neutral(name, content)
         ]
-        if more or not isinstance(part.get("text"), str):
+        if other_fields or not isinstance(part.get("text"), str):
             raise field_error("invalid_value", 'has a part of type text without "text", or with other fields')
         texts.append(part["text"])
     return "".join(texts)

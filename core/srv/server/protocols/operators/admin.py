@@ -173,11 +173,11 @@ class Admin:
     async def health(self, request: Request) -> Response:
         if self.service.lifecycle.healthy:
             stats = self.service.client.latest_stats
-            more: dict[str, object] = {"paused": True} if stats is not None and stats.paused else {}
+            details: dict[str, object] = {"paused": True} if stats is not None and stats.paused else {}
             if "details" in request.query_params:
-                more = await self._details()
+                details = await self._details()
             inert = {"inert_features": list(stats.inert)} if stats is not None and stats.inert else {}
-            return json_response({"status": "ok", **inert, **more})
+            return json_response({"status": "ok", **inert, **details})
         alive, hung = self.service.client.alive, self.service.lifecycle.hung
         status = "engine dead" if not alive else "engine hung" if hung else "shutting down"
         return json_response({"status": status}, 503)
