@@ -100,7 +100,7 @@ def test_a_captured_step_takes_the_lengths_of_each_replay(
         metadata = plan()
         assert metadata.slots.data_ptr() == first.slots.data_ptr()
         graphs.replay(GraphKey("decode", 3), [metadata])
-        wanted: list[Tensor] = []
+        expected: list[Tensor] = []
         for index, name in enumerate(names):
             row_slice = slice(index, index + 1)
             latent, rope, index = rows.seen[name]

@@ -143,7 +143,7 @@ def test_ranks_hold_parts_and_compute_the_same(case: str, tmp_path: Path) -> Non
             continue
         own = rank_facts(facts, ranks)
         parts = on_all(folder, ranks, lambda part, own=own: (part, served_logits(part, own, tokens)), options)
-        for part, found in parts:
+        for part, rank_logits in parts:
             slices, held = part.weight_slices(), part.weight_views()
             assert held.keys() == views.keys()
             different = [name for name in held if not torch.equal(held[name], cut(views[name], slices.get(name)))]
