@@ -43,6 +43,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from srv.dist.agreement import StepShape
 from srv.errors import ModelError
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.build import build
@@ -222,17 +223,21 @@ def expected_logits(model: Any, tokens: Tensor) -> Tensor:
     return logits
 
 
-def our_logits(model: CausalLM, tokens: Tensor, first: int = 7) -> Tensor:
-    """Our logits of the sequence in two chunks, the second batched with a copy of the sequence; both must agree."""
+def our_logits(model: CausalLM, tokens: Tensor, first: int = 7, shape: StepShape | None = None) -> Tensor:
+    """Our logits of the sequence in two chunks, the second batched with a copy of the sequence; both must agree.
+
+    `shape`: of both steps.
+    """
     cache, count = DenseCache(), len(tokens)
     positions = torch.arange(count)
     with torch.inference_mode():
         cache.rows = (("a", 0, first),)
-        head = model.logits(model(ModelInputs(tokens[:first], positions[:first]), ForwardContext(cache.attend)))
+        context = ForwardContext(cache.attend, shape=shape)
+        head = model.logits(model(ModelInputs(tokens[:first], positions[:first]), context), shape)
         cache.rows = (("b", 0, count), ("a", first, count - first))
         inputs = ModelInputs(torch.cat((tokens, tokens[first:])), torch.cat((positions, positions[first:])))
-        both = model(inputs, ForwardContext(cache.attend))
-        rest = model.logits(both)
+        both = model(inputs, context)
+        rest = model.logits(both, shape)
     torch.testing.assert_close(torch.cat((head, rest[count:])), rest[:count], atol=2e-4, rtol=1e-4)
     return rest[:count]
 

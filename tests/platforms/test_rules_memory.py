@@ -142,7 +142,7 @@ def test_steps_graphs_and_ranks_enter_as_the_user_says() -> None:
     }  # fmt: skip
     view = _View(80, context)
     amounts = {name: contribution.compute(view) / 2**20 for name, contribution in by_name.items()}
-    assert amounts == {"runtime": 512, "steps": 1.5 * 1024 * 2, "graphs": 2 * 512, "ranks": 1024}
+    assert amounts == {"runtime": 512, "steps": 1.5 * 1024, "graphs": 2 * 512, "dp_attention": 4096, "ranks": 1024}
     context["graph_max_batch_size"], context["chunked_prefill_size"] = 24, -1
     assert by_name["graphs"].compute(view) / 2**20 == 48
     assert by_name["steps"].compute(view) / 2**20 == 1.5 * 4096 * 2

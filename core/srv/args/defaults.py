@@ -87,8 +87,7 @@ def _chunk_size(context: ResolutionContext) -> int | None:
     if HOST_MEMORY in context.capabilities:
         return None
     total = context.device.memory_bytes
-    size = next((tokens for below, tokens in _CHUNK_SIZES if total < below * _GIB), _MAX_CHUNK_SIZE)
-    return size // context["dp_size"] if context["enable_dp_attention"] else size
+    return next((tokens for below, tokens in _CHUNK_SIZES if total < below * _GIB), _MAX_CHUNK_SIZE)
 
 
 def _max_total_tokens(context: ResolutionContext) -> int | None:
@@ -151,7 +150,6 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
         "chunked_prefill_size",
         _chunk_size,
         "it is the largest step that suits the platform and its device memory",
-        reads=("enable_dp_attention", "dp_size"),
     ),
     Default(
         "disable_radix_cache",
@@ -181,7 +179,6 @@ DEVICE_DEFAULTS: tuple[Default, ...] = (
 CONTRIBUTIONS: tuple[Contribution, ...] = (
     *reserve.ESTIMATE,
     *pieces.ESTIMATE,
-    *parallel.CONTRIBUTIONS,
     *speculative.CONTRIBUTIONS,
 )
 

@@ -20,7 +20,9 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from srv.dist.group import RankGroup
 
-Axis: TypeAlias = Literal["tensor", "heads", "prompt", "replicas", "experts", "slices", "dense", "vocabulary"]
+Axis: TypeAlias = Literal[
+    "tensor", "heads", "prompt", "replicas", "experts", "slices", "dense", "vocabulary", "embedding"
+]
 AXES: tuple[Axis, ...] = get_args(Axis)
 
 
@@ -30,7 +32,7 @@ class Mesh:
 
     `prompt`: ranks among which the tokens of one prompt are distributed. `experts`: ranks, or groups of ranks that hold
     slices, among which whole experts are distributed. `whole_dense`: every rank holds dense layers whole.
-    `own_vocabulary`: each replica divides the output layer and the embedding among its own ranks only. `nodes`:
+    `own_vocabulary`: each replica divides the output layer among its own ranks only, as it does the embedding. `nodes`:
     machines, with equally many ranks each.
     """
 
@@ -47,7 +49,7 @@ class Mesh:
         match axis:
             case "tensor":
                 return self.tensor
-            case "heads":
+            case "heads" | "embedding":
                 return self.tensor // (self.replicas * self.prompt)
             case "prompt":
                 return self.prompt
@@ -89,6 +91,10 @@ class Mesh:
     def ranks_per_node(self) -> int:
         return self.tensor // self.nodes
 
+    @property
+    def ranks_per_replica(self) -> int:
+        return self.tensor // self.replicas
+
     def obstacles(self) -> Iterator[str]:
         """Clauses that say which sizes do not fit one another."""
         for name, size in (
@@ -104,9 +110,16 @@ class Mesh:
 
 def mesh_of(value: Callable[[str], Any]) -> Mesh:
     """The mesh that arguments ask for. `value`: that of an argument by its name; None if it is not known yet."""
-    return Mesh(tensor=value("tp_size") or 1, experts=value("ep_size") or 1)
+    replicas = (value("dp_size") or 1) if value("enable_dp_attention") else 1
+    return Mesh(
+        tensor=value("tp_size") or 1,
+        replicas=replicas,
+        experts=value("ep_size") or 1,
+        own_vocabulary=bool(value("enable_dp_lm_head")),
+    )
 
 
 def all_ranks(value: Callable[[str], Any]) -> int:
     """The ranks of all replicas of the model. `value`: as of `mesh_of`."""
-    return int((value("tp_size") or 1) * (value("dp_size") or 1))
+    replicas = 1 if value("enable_dp_attention") else value("dp_size") or 1
+    return int((value("tp_size") or 1) * replicas)

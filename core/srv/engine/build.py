@@ -18,6 +18,7 @@ import msgspec
 
 from srv.args.config import Config
 from srv.args.statement import amount_text
+from srv.engine.agreement import Agreement
 from srv.engine.grammars import Grammars
 from srv.engine.inert import InertFeatures
 from srv.engine.loop import EngineLoop
@@ -59,7 +60,7 @@ class Engine:
     log: StepLog | None = None
     crash_on_nan: bool = False
 
-    def loop(self, channel: EngineSide, hooks: Hooks = NO_HOOKS) -> EngineLoop:
+    def loop(self, channel: EngineSide, hooks: Hooks = NO_HOOKS, agreement: Agreement | None = None) -> EngineLoop:
         return EngineLoop(
             self.scheduler,
             self.executor,
@@ -71,6 +72,7 @@ class Engine:
             self.grammars,
             self.log,
             self.crash_on_nan,
+            agreement,
         )
 
 

@@ -16,10 +16,11 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import msgspec
 
+from srv.engine.agreement import Agreement
 from srv.engine.grammars import Grammars
 from srv.engine.inert import InertFeatures
 from srv.engine.pause import PauseSwitch
@@ -59,6 +60,7 @@ _HELD_WAIT_S = 0.002  # how long an idle loop waits while grammars are being com
 _IDLE_WAIT_S = 0.5  # how long an idle loop waits for a message before it checks its parent process again
 _STATS_INTERVAL_S = 1.0
 _PERIODIC_CALL = -1
+_NO_STEP = -1  # the number of a step without rows
 
 
 class EngineLoop:
@@ -76,7 +78,10 @@ class EngineLoop:
         grammars: Grammars | None = None,
         log: StepLog | None = None,
         crash_on_nan: bool = False,
+        agreement: Agreement | None = None,
     ) -> None:
+        """`agreement`: of replicas that compute each step together."""
+        self._agreement = agreement
         self._scheduler = scheduler
         self._log = log
         self._crash_on_nan = crash_on_nan
@@ -146,18 +151,18 @@ class EngineLoop:
     # ---- steps
 
     def _submit(self) -> None:
-        if self._pause.paused:
-            return
-        while len(self._in_flight) < self._depth and self._waiting is None and not self._pending_commands:
-            plan = self._plan()
-            if plan is None:
+        while len(self._in_flight) < self._depth and self._waiting is None:
+            plan = None if self._pause.paused or self._pending_commands else self._plan()
+            submitted = plan if self._agreement is None else _together(plan, self._agreement)
+            if submitted is None:
                 return
+            plan = plan or submitted
             self._integrity_checked = False
             if self._in_flight:
                 self._overlapped += 1
             if self._observe_step is not None:
                 self._submitted.append(time.perf_counter())
-            self._in_flight.append((plan, self._submit_plan(plan)))
+            self._in_flight.append((plan, self._submit_plan(submitted)))
             if plan.late:
                 self._waiting = plan
 
@@ -192,8 +197,12 @@ class EngineLoop:
             raise
         except Exception as error:
             logger.exception("step %d failed; its %d requests end with an error", plan.step, len(plan.rows))
+            if not plan.rows:
+                return
             self._send(self._scheduler.fail(plan, "step_failed", f"the engine failed on this step: {error}"))
             return
+        if not plan.rows:
+            return  # the step was another replica's
         self._steps_by_way[result.way] += 1
         if result.slow:
             self._slow[result.slow] += 1
@@ -316,8 +325,9 @@ class EngineLoop:
         if time.monotonic() >= self._drain_until and (self._held or not self._scheduler.idle):
             self._abort(None)
         if self._scheduler.idle and not self._in_flight and not self._held:
+            self._drain_until = None if self._agreement else self._drain_until
             self._channel.send(Drained())
-            self._stopped = True
+            self._stopped = self._agreement is None  # others may still need this replica
 
     # ---- statistics
 
@@ -355,6 +365,17 @@ class EngineLoop:
         )
         inert = {} if self._inert is None else self._inert.find(stats)
         return msgspec.structs.replace(stats, inert=inert) if inert else stats
+
+
+def _together(plan: Plan | None, agreement: Agreement) -> Plan | None:
+    """What to submit: the plan with the shape on which replicas have agreed, or one without rows if others have work.
+
+    None if there is no plan and nobody has called for one.
+    """
+    if plan is None and not agreement.called:
+        return None
+    plan = plan or Plan(_NO_STEP, (), (), ())
+    return replace(plan, shape=agreement.agree(plan.own_shape))
 
 
 def _check_finite(result: Result) -> None:

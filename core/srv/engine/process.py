@@ -13,6 +13,8 @@ import os
 import sys
 
 from srv.args.extra import start_hooks
+from srv.dist.mesh import mesh_of
+from srv.engine.agreement import Agreement
 from srv.errors import EngineDead, StartError, startup_failure
 from srv.executor.spec import EngineSpec, decode
 from srv.hooks import EngineStarted, EngineStopped
@@ -59,7 +61,8 @@ def _serve(spec: EngineSpec, channel: EngineChannel, phases: Phases) -> int:
     child.ready()
     try:
         _observe_start(hooks, engine.ready)
-        engine.loop(channel, hooks).run(lambda: os.getppid() == spec.parent)
+        agreement = _agreement(spec, channel)
+        engine.loop(channel, hooks, agreement).run(lambda: os.getppid() == spec.parent)
     except EngineDead as error:
         logger.error("the engine ends: %s", error)
         stopped = str(error)
@@ -73,6 +76,17 @@ def _serve(spec: EngineSpec, channel: EngineChannel, phases: Phases) -> int:
         if (observe := hooks.bind("srv_engine_stopped")) is not None:
             observe(EngineStopped(reason=stopped))
     return 0
+
+
+def _agreement(spec: EngineSpec, channel: EngineChannel) -> Agreement | None:
+    """That of replicas which compute each step together; the channel wakes the loop when one of them has work."""
+    replicas = mesh_of(spec.config.get).replicas
+    if replicas == 1:
+        return None
+    alive, address = (lambda: os.getppid() == spec.parent), (lambda replica: f"ipc://{spec.meeting}/agree_{replica}")
+    agreement = Agreement(spec.replica, replicas, address, alive)
+    channel.wake_for(agreement.socket)
+    return agreement
 
 
 def _observe_start(hooks: Hooks, ready: Ready) -> None:

@@ -21,6 +21,7 @@ from srv.engine.balance import Balance
 from srv.engine.supervisor import EngineProcess
 from srv.errors import EngineDead, InternalError, StartError
 from srv.executor.spec import EngineSpec
+from srv.io.channel import SocketDirectory
 from srv.io.messages import (
     Abort,
     Control,
@@ -71,13 +72,18 @@ def make_engine(config: Config) -> Engine:
     method, replicas = config.parallel.load_balance_method, config.parallel.dp_size
     if replicas == 1:
         return EngineProcess()
-    return EngineReplicas(Balance(method, replicas, prefix_cache=not config.memory.disable_radix_cache), replicas)
+    balance = Balance(method, replicas, prefix_cache=not config.memory.disable_radix_cache)
+    return EngineReplicas(balance, replicas, together=config.parallel.enable_dp_attention)
 
 
 class EngineReplicas:
-    """Engine processes that serve as one. Implements `Engine`, and so `srv.server.client.Channel`."""
+    """Engine processes that serve as one. Implements `Engine`, and so `srv.server.client.Channel`.
 
-    def __init__(self, balance: Balance, count: int) -> None:
+    together: they compute each step together (data-parallel attention).
+    """
+
+    def __init__(self, balance: Balance, count: int, *, together: bool = False) -> None:
+        self._meeting = SocketDirectory() if together else None
         self._replicas = [EngineProcess(number) for number in range(count)]
         self._balance = balance
         self._answers: dict[int, dict[int, Answered]] = {}  # by call and replica, of calls that not all have answered
@@ -92,8 +98,9 @@ class EngineReplicas:
 
     def send_spec(self, make_spec: MakeSpec) -> None:
         """See `EngineProcess.send_spec`."""
+        meeting = "" if self._meeting is None else str(self._meeting.path)
         for replica in self._replicas:
-            replica.send_spec(make_spec)
+            replica.send_spec(lambda *addresses: msgspec.structs.replace(make_spec(*addresses), meeting=meeting))
 
     async def ready(self, timeout_s: float) -> Ready:
         """See `EngineProcess.ready`: all replicas are."""
@@ -202,11 +209,13 @@ class EngineReplicas:
         for reader in self._readers:
             if not reader.get_loop().is_closed():
                 reader.get_loop().call_soon_threadsafe(reader.cancel)
+        exit_by_themselves = drained and self._meeting is None
+        if not exit_by_themselves:
+            self.kill()
         for replica in self._replicas:
-            if not drained:
-                replica.kill()  # all at once
-        for replica in self._replicas:
-            replica.close(drained=drained)
+            replica.close(drained=exit_by_themselves)
+        if self._meeting is not None:
+            self._meeting.close()
 
 
 async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:

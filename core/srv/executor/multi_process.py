@@ -23,6 +23,7 @@ import zmq
 
 from srv.commands import Answer, Command
 from srv.dist.group import RankGroup
+from srv.dist.mesh import mesh_of
 from srv.errors import EngineDead, InternalError, RankLost, SrvError, StartError
 from srv.executor.protocol import Allocation, RankMemory, StepFuture
 from srv.executor.rank_messages import (
@@ -102,7 +103,8 @@ class MultiProcessExecutor:
 
     def __init__(self, spec: EngineSpec) -> None:
         config = spec.config
-        self._spec, self._size = spec, config.parallel.tp_size
+        self._spec, self._mesh = spec, mesh_of(config.get)
+        self._size = self._mesh.ranks_per_replica
         self._timeout_s = float(config.parallel.dist_timeout or DEFAULT_TIMEOUT_S)
         self._start_timeout_s = float(config.server.engine_start_timeout_seconds)
         self._directory = SocketDirectory()
@@ -128,16 +130,19 @@ class MultiProcessExecutor:
         socket.set_hwm(0)
         socket.setsockopt(zmq.LINGER, 0)
         socket.bind(address)
+        # Ranks of replicas that compute each step together are one group.
+        first = self._spec.replica * self._size if self._mesh.replicas > 1 else 0
         group = RankGroup(
-            rank=number,
-            size=self._size,
-            directory=str(self._directory.path),
+            rank=first + number,
+            size=self._mesh.tensor,
+            directory=self._spec.meeting or str(self._directory.path),
             timeout_s=self._timeout_s,
             start_timeout_s=self._start_timeout_s,
         )
         spec = RankSpec(
             engine=self._spec,
             group=group,
+            number=number,
             to_rank=address,
             from_ranks=self._directory.address("from_ranks"),
             parent=os.getpid(),

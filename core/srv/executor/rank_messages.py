@@ -24,12 +24,13 @@ from srv.sched.plan import Plan, Result
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a rank process needs to start; sent as JSON over its standard input.
 
-    `to_rank` and `from_ranks` are socket addresses. `parent` is the process id of the engine process; the rank exits
-    when that process has exited.
+    `number`: the rank among those of its engine. `to_rank` and `from_ranks` are socket addresses. `parent` is the
+    process id of the engine process; the rank exits when that process has exited.
     """
 
     engine: EngineSpec
     group: RankGroup
+    number: int
     to_rank: str
     from_ranks: str
     parent: int

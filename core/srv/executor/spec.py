@@ -12,6 +12,7 @@ from srv.args.config import Config
 from srv.args.statement import Layer
 from srv.planning.kernel import ATTENTION_SLOTS
 from srv.planning.plan import reserved_parts
+from srv.planning.replicas import of_replica
 from srv.planning.resolution import LaunchContext
 from srv.platform.facts import DeviceFacts
 from srv.specs import ModelFacts
@@ -30,8 +31,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     `reserved_parts`: bytes of device memory that stay free for activations and others, by what needs them.
     `options` are the values of the arguments that the platform's manifest declares. `to_engine` and `from_engine` are
     socket addresses. `late_inputs`: plans may have rows that wait for late inputs. `replica`: the number of this engine
-    among all replicas. `user_set`: the arguments that the user has set. `parent` is the process id of the API process;
-    the engine exits when that process has exited.
+    among all replicas. `meeting`: the private directory in which replicas meet that compute each step together.
+    `user_set`: the arguments that the user has set. `parent` is the process id of the API process; the engine exits
+    when that process has exited.
     """
 
     platform: str
@@ -49,6 +51,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     from_engine: str
     late_inputs: bool = False
     replica: int = 0
+    meeting: str = ""
     user_set: list[str] = []
     log_level: str
     parent: int
@@ -62,7 +65,7 @@ def engine_spec(context: LaunchContext, to_engine: str, from_engine: str) -> Eng
         platform=context.platform,
         device=context.device,
         model=context.model,
-        config=resolved.config,
+        config=of_replica(resolved.config),
         backends={slot: (choice.spec.name, choice.spec.target) for slot, choice in resolved.backends.items()},
         latent_backends={slot: choice.spec.latent for slot, choice in resolved.backends.items() if choice.spec.latent},
         backend_arguments={

@@ -142,11 +142,17 @@ class EngineChannel:
             socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._in.connect(to_engine)
         self._out.connect(from_engine)
+        self._poller = zmq.Poller()
+        self._poller.register(self._in, zmq.POLLIN)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
+    def wake_for(self, socket: zmq.Socket[bytes]) -> None:
+        """Let `receive` return early when this socket has something, too."""
+        self._poller.register(socket, zmq.POLLIN)
+
     def receive(self, timeout_s: float) -> list[ToEngine]:
-        if not self._in.poll(int(timeout_s * 1000)):
+        if not self._poller.poll(int(timeout_s * 1000)):
             return []
         messages: list[ToEngine] = []
         while True:

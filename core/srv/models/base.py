@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from srv.dist.agreement import StepShape
 from srv.errors import InternalError
 from srv.models.checkpoints.slices import Slice
 from srv.models.layers.experts import ExpertWeights
@@ -50,12 +51,19 @@ class ForwardContext(NamedTuple):
     """What the layers of one forward pass need beside their inputs. Passed from layer to layer, never global.
 
     states: the states of recurrent layers, of models that have such layers. kept: the keys and values of the pass by
-    the numbers of their layers, of layers with whose keys higher ones attend; None in models without.
+    the numbers of their layers, of layers with whose keys higher ones attend; None in models without. shape: of the
+    step, on which replicas have agreed that compute it together; None for one replica.
     """
 
     attend: Attend
     states: StatesOf = no_states
     kept: dict[int, tuple[Tensor, Tensor]] | None = None
+    shape: StepShape | None = None
+
+    @property
+    def tokens(self) -> int | None:
+        """To which replicas pad their tokens."""
+        return None if self.shape is None else self.shape.tokens
 
 
 class CausalLM(nn.Module, ABC):
@@ -66,8 +74,8 @@ class CausalLM(nn.Module, ABC):
         """Hidden states after the last norm: [T, hidden] of the model's dtype."""
 
     @abstractmethod
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits over the vocabulary: [N, hidden] -> float32 [N, vocab].
+    def logits(self, hidden: Tensor, shape: StepShape | None = None) -> Tensor:
+        """Logits over the vocabulary: [N, hidden] -> float32 [N, vocab]. `shape`: as `ForwardContext.shape`.
 
         The last product should end in float32: rounded to bfloat16, the best logits of some positions are equal.
         """

@@ -37,7 +37,7 @@ OUTPUT = "lm_head"  # the name of the output layer
 _AXES: tuple[tuple[type[Part], Axis], ...] = (
     (Mixer, "heads"),
     (MLP, "dense"),
-    (Embedding, "vocabulary"),
+    (Embedding, "embedding"),
     (Output, "vocabulary"),
 )
 
@@ -88,6 +88,8 @@ def of_rank(part: Kind, mesh: Mesh, axis: Axis = "tensor") -> Kind:
         count = part.count // mesh.experts
         return dataclasses.replace(part.of_rank(mesh.width("slices")), count=count, elsewhere=part.count - count)
     own = next((own for kind, own in _AXES if isinstance(part, kind)), None)
+    if isinstance(part, Output) and part.tied:
+        own = "embedding"
     inner = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     parts = {name: value for name, value in inner.items() if isinstance(value, Part)}
     rows = {name: value for name, value in inner.items() if isinstance(value, tuple) and _are_parts(value)}

@@ -14,12 +14,13 @@ from srv.planning.budget import Budget, estimate
 from srv.planning.expert_location import ExpertLocation
 from srv.planning.kernels import KernelPlan, divides
 from srv.planning.ledger import predict
+from srv.planning.replicas import of_replica
 from srv.planning.resolution import FindModel, FindTarget, resolve_plan
 from srv.planning.target import Target, find_target
 from srv.planning.weights import UNKNOWN_SIZE
 from srv.specs import ModelFacts
 
-_DIVIDING = ("pp_size", "enable_dp_attention")
+_DIVIDING = ("pp_size",)
 
 
 class LaunchPlan(NamedTuple):
@@ -59,8 +60,9 @@ def make_plan(user: UserInput, find: FindTarget = find_target, find_model: FindM
         resolved, device = plan.resolved, plan.target.device
         shared = HOST_MEMORY in resolved.capabilities
         try:
-            budget = estimate(resolved.config, plan.model, device, reserved_bytes(resolved), shared=shared)
-            ledger = predict(resolved.config, plan.model, reserved_parts(resolved), budget)
+            config = of_replica(resolved.config)
+            budget = estimate(config, plan.model, device, reserved_bytes(resolved), shared=shared)
+            ledger = predict(config, plan.model, reserved_parts(resolved), budget)
         except Refusal as refusal:
             refused = plan.check.refusals  # downloading weights, to know their size, does not help against these
             refusals += [rejection for rejection in refusal.rejections if rejection.code != UNKNOWN_SIZE or not refused]

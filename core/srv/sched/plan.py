@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from srv.dist.agreement import IDLE, StepShape
 from srv.types import RequestSpec, TokenLogprob
 
 # How a step ran: each kernel was launched, a captured graph was replayed, or pieces of one, or it was compiled.
@@ -113,7 +114,8 @@ class Plan:
     a step that failed as a whole, `ends` may name slots whose Start the runner never saw, and a Start replaces
     whatever its slot still held.
     `late`: the slots whose rows sample only after `Executor.sample` has brought their late inputs (`srv.sched.late`);
-    if there are any, the whole step waits.
+    if there are any, the whole step waits. `shape`: of a step that several replicas compute together; one without rows
+    is for the others.
     """
 
     step: int
@@ -121,6 +123,17 @@ class Plan:
     rows: tuple[Row, ...]
     ends: tuple[int, ...]
     late: tuple[int, ...] = ()
+    shape: StepShape | None = None
+
+    @property
+    def own_shape(self) -> StepShape:
+        """That of this replica alone."""
+        if not self.rows:
+            return IDLE
+        tokens = sum([row.scheduled for row in self.rows])
+        outputs = sum([row.sample + row.score for row in self.rows])
+        decodes = all((row.scheduled, row.sample, row.score, row.vectors) == (1, 1, 0, 0) for row in self.rows)
+        return StepShape(tokens, outputs, decodes)
 
 
 class RowResult(NamedTuple):

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from srv.args.config import Config
+from srv.dist.agreement import StepShape
 from srv.errors import ModelError
 from srv.models.base import Attend, CausalLM, ForwardContext, ModelInputs
 from srv.models.layers.embedding import TokenEmbedding
@@ -213,7 +214,7 @@ class CompiledSteps:
         difference = float((logits.float() - expected.float()).abs().max())
         self._write(f"difference of {rows} rows", f"logits differ from those of the model by at most {difference:.3g}")
 
-    def covers(self, inputs: Inputs) -> bool:
+    def covers(self, inputs: Inputs, shape: StepShape | None = None) -> bool:
         return inputs.model.tokens.numel() <= self.rows and inputs.decodes_only
 
     def run(self, step: ForwardStep) -> Computed:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from srv.dist.agreement import StepShape
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.layers.states import no_states
 from srv.platform.interface import AttentionBackend, AttentionBatch, GraphKey, Graphs
@@ -141,14 +142,19 @@ class CapturedSteps:
 
         return self._graphs.capture(_decode(count), run)
 
-    def covers(self, inputs: Inputs) -> bool:
+    def covers(self, inputs: Inputs, shape: StepShape | None = None) -> bool:
         if self._states is not None and inputs.drafts_only:
             return False  # the tokens of a row change its state one after the other
+        if shape is not None:
+            return shape.decodes and self._counts.cover(shape.tokens)
         return inputs.decodes_only and self._counts.cover(inputs.model.tokens.numel())
 
     def run(self, step: ForwardStep) -> Computed:
-        inputs, tables = one_token_per_row(step.inputs, step.tables) if step.inputs.drafts_only else step[1:]
-        rows, count = len(inputs.kv_lens), self._counts.next(inputs.model.tokens.numel())
+        inputs, tables = step.inputs, step.tables
+        if inputs.drafts_only:
+            inputs, tables = one_token_per_row(inputs, tables)
+        rows = len(inputs.kv_lens)
+        count = self._counts.next(inputs.model.tokens.numel() if step.shape is None else step.shape.tokens)
         if self._states is not None:
             self._states.fill(count, step.rows)
         self._buffers.fill(count, inputs, tables)

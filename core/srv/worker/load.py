@@ -166,7 +166,8 @@ def abort(joined: Mapping[Axis, JoinedGroup]) -> None:
 def _engine_context(spec: EngineSpec, group: RankGroup) -> EngineContext:
     """What the platform is created from. The process has been bound to a NUMA node before, if it is to be."""
     platform = spec.config.platform
-    rank, ranks = spec.replica * group.size + group.rank, all_ranks(spec.config.get)
+    mesh, ranks = mesh_of(spec.config.get), all_ranks(spec.config.get)
+    rank = group.rank if mesh.replicas > 1 else spec.replica * group.size + group.rank
     node = node_of(platform.numa_node, rank)
     return EngineContext(
         spec.device,

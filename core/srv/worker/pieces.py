@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from srv.dist.agreement import StepShape
 from srv.models.base import Attend, CausalLM, ForwardContext, ModelInputs
 from srv.platform.interface import AttentionBackend, AttentionLayer
 from srv.platform.transfers import Transfers
@@ -165,7 +166,7 @@ class PiecewiseSteps:
     def _hidden(self, count: int, computed: Tensor) -> Tensor:
         return self.buffers.like("hidden", count, computed.shape[1:], computed.dtype).copy_(computed)
 
-    def covers(self, inputs: Inputs) -> bool:
+    def covers(self, inputs: Inputs, shape: StepShape | None = None) -> bool:
         return self._counts.cover(inputs.model.tokens.numel())
 
     def run(self, step: ForwardStep) -> Computed:

@@ -15,6 +15,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import zmq
@@ -64,7 +66,7 @@ class RankProcess:
     def __init__(self, spec: RankSpec, phases: Phases | None = None) -> None:
         """`phases`: those of this process so far."""
         self._phases = phases or Phases()
-        self._spec, self._rank = spec, spec.group.rank
+        self._spec, self._rank = spec, spec.number
         self._context = zmq.Context()
         self._in: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
         self._out: zmq.Socket[bytes] = self._context.socket(zmq.PUSH)
@@ -177,7 +179,8 @@ def end_with_parent(spec: RankSpec) -> None:
     """Run on a thread of its own: end this process once its parent has exited, and remove the sockets."""
     while os.getppid() == spec.parent:
         time.sleep(_PARENT_INTERVAL_S)
-    shutil.rmtree(spec.group.directory, ignore_errors=True)
+    for directory in {spec.group.directory, str(Path(urlsplit(spec.to_rank).path).parent)}:
+        shutil.rmtree(directory, ignore_errors=True)
     os._exit(1)
 
 
@@ -194,7 +197,7 @@ def main() -> int:
         return 1  # the engine process has exited already
     spec = decode(payload, RankSpec)
     replica = f"replica {spec.engine.replica} " if spec.engine.config.parallel.dp_size > 1 else ""
-    child.log_as(f"{replica}rank {spec.group.rank}", spec.engine.log_level)
+    child.log_as(f"{replica}rank {spec.number}", spec.engine.log_level)
     threading.Thread(target=end_with_parent, args=(spec,), daemon=True).start()
     process = RankProcess(spec, phases)
     try:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
+from srv.dist.agreement import StepShape
 from srv.errors import InternalError
 from srv.platform.transfers import StepCopies, Transfers
 from srv.sample.late_mask import LateMasks
@@ -135,12 +136,14 @@ class Runner:
         self._recorded = self._experts is not None and self._experts.counts_steps
         with torch.inference_mode():
             self._begin(plan)
+            if not plan.rows:
+                return self._accompany(plan)
             if self._drafting is not None and self._drafting.concerns(plan.rows):
                 inputs = self._drafting.build(plan.rows, self._slots)
             else:
                 inputs = batch.build(plan.rows, self._slots, self._transfers)
             tables = self._slots.page_tables(tuple([row.slot for row in plan.rows]))
-            computed = self._way(inputs).run(ForwardStep(plan.rows, inputs, tables))
+            computed = self._way(inputs, plan.shape).run(ForwardStep(plan.rows, inputs, tables, plan.shape))
             if self._experts is not None and self._recorded:
                 self._experts.end_step(plan.step, inputs.model.tokens.numel())
             if self._states is not None:
@@ -151,6 +154,13 @@ class Runner:
             self._waiting = forwarded
             return None
         return self._finish(forwarded)
+
+    def _accompany(self, plan: Plan) -> LaunchedStep:
+        """Compute a row that nobody reads, in a step that other replicas need. What it writes goes to page 0."""
+        step = rehearsal(1, 1, self._slots.blank_tables(1, 1), self._transfers.device)._replace(shape=plan.shape)
+        computed = self._way(step.inputs, plan.shape).run(step)
+        inputs = replace(step.inputs, sampled=[])
+        return LaunchedStep(plan, inputs, None, (), None, self._transfers.end(), computed.way)
 
     def sample(self, step: int, late: LateInputs) -> LaunchedStep:
         """Enqueue the rest of the step that was launched last, which has late rows."""
@@ -220,11 +230,11 @@ class Runner:
         if failures:
             raise failures[0]
 
-    def _way(self, inputs: Inputs) -> StepWay | EagerSteps:
-        """The first way that covers a step. Only eager steps count experts."""
+    def _way(self, inputs: Inputs, shape: StepShape | None = None) -> StepWay | EagerSteps:
+        """The first way that covers a step. Only eager steps count experts. `shape`: as that of `Plan`."""
         if not self._recorded:
             for way in self.ways:
-                if way.covers(inputs):
+                if way.covers(inputs, shape):
                     return way
         return self.eager
 

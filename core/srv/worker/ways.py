@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from srv.dist.agreement import StepShape
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.layers.states import no_states
 from srv.platform.interface import AttentionBackend
@@ -27,11 +28,13 @@ from srv.worker.states import RecurrentStates
 
 
 class ForwardStep(NamedTuple):
-    """A step to compute. `rows`: of its plan, () for a rehearsal. `tables`: the page tables on the host."""
+    """A step to compute. `rows`: of its plan, () for a rehearsal. `tables`: the page tables on the host. `shape`: as
+    that of `Plan`."""
 
     rows: Sequence[Row]
     inputs: Inputs
     tables: PageTables
+    shape: StepShape | None = None
 
 
 class Computed(NamedTuple):
@@ -49,8 +52,8 @@ class Computed(NamedTuple):
 class StepWay(Protocol):
     """One way to run the forward pass and the output layer of some steps, faster than eagerly."""
 
-    def covers(self, inputs: Inputs) -> bool:
-        """Whether this way can run the step."""
+    def covers(self, inputs: Inputs, shape: StepShape | None = None) -> bool:
+        """Whether this way can run the step. `shape`: as that of `Plan`."""
         ...
 
     def run(self, step: ForwardStep) -> Computed:
@@ -95,8 +98,8 @@ class EagerSteps:
     def run(self, step: ForwardStep) -> Computed:
         attend = step_attention(self._attention, step, self._transfers)
         states = no_states if self._states is None else self._states.of_rows(step.rows, step.inputs.query_lens)
-        hidden = self._model(step.inputs.model, ForwardContext(attend, states))
-        return computed(self._model, step.inputs, hidden, "eager")
+        hidden = self._model(step.inputs.model, ForwardContext(attend, states, shape=step.shape))
+        return computed(self._model, step.inputs, hidden, "eager", step.shape)
 
 
 def step_attention(attention: Sequence[AttentionBackend], step: ForwardStep, transfers: Transfers) -> StepAttention:
@@ -105,10 +108,12 @@ def step_attention(attention: Sequence[AttentionBackend], step: ForwardStep, tra
     return StepAttention(attention, step.inputs.query_lens, step.inputs.kv_lens, pages, step.inputs.lengths)
 
 
-def computed(model: CausalLM, inputs: Inputs, hidden: Tensor, way: Way) -> Computed:
-    """From the hidden states of all tokens to what a step needs of them."""
+def computed(model: CausalLM, inputs: Inputs, hidden: Tensor, way: Way, shape: StepShape | None = None) -> Computed:
+    """From the hidden states of all tokens to what a step needs of them. `shape`: as that of `Plan`."""
     outputs = hidden if inputs.outputs is None else selected(hidden, inputs.outputs)
-    logits = None if outputs is None else model.logits(outputs)
+    if outputs is None and shape is not None and shape.outputs:
+        model.logits(hidden[:0], shape)  # other replicas need theirs
+    logits = None if outputs is None else model.logits(outputs, shape)
     return Computed(hidden if inputs.vectors else None, logits, way)
 
 

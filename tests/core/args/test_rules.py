@@ -290,7 +290,7 @@ def test_weights_in_four_bits_compute_in_bfloat16() -> None:
 def test_sizes_by_device_memory(memory: int, chunk: int, few: int, many: int) -> None:
     facts = Facts(replace(device(), memory_bytes=memory * GIB), model(), CAPABLE)
     assert given("chunked_prefill_size", facts) == chunk
-    assert given("chunked_prefill_size", facts, enable_dp_attention=True, dp_size=2) == chunk // 2
+    assert given("chunked_prefill_size", facts, enable_dp_attention=True, dp_size=2) == chunk
     assert given("graph_max_batch_size", facts) == few
     assert given("graph_max_batch_size", facts, tp_size=4) == many
     assert given("graph_max_batch_size", facts, graph_batch_sizes=(3, 9)) == 9
@@ -367,7 +367,6 @@ def test_contributions_to_reserved_memory() -> None:
     for chunk, share in ((-1, 1.0), (3 * 2**10, 0.5)):
         in_gib = reserved("drafter", SHARDABLE, **drafted, chunked_prefill_size=chunk)
         assert in_gib == pytest.approx(1 + share * logits / GIB)
-    assert reserved("dp_attention", enable_dp_attention=True) == 4
     assert reserved("ranks") == 0
     assert reserved("ranks", tp_size=2, pp_size=2) == pytest.approx(3 * 0.125)
     graphs = {"max_running_requests": 400, "graph_max_batch_size": 96}

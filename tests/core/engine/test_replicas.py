@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engine_small import Small, make_small
+from engine_small import Small, make_small, saved_small
+from every import every
+from model_cells import random_model
 
 from srv import LLM
 from srv.engine.replicas import EngineReplicas, sum_of
@@ -48,6 +50,12 @@ def test_statistics_of_all_replicas() -> None:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     return make_small("llama", tmp_path_factory.mktemp("llama"), **SIZES)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    sizes = {**SIZES, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    return saved_small(random_model("qwen3_moe", **sizes), tmp_path_factory.mktemp("mixture"))
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +110,33 @@ def test_a_lost_replica_ends_all_and_nothing_is_left(small: Small) -> None:
 def test_a_replica_that_cannot_start_is_named(small: Small) -> None:
     with pytest.raises(StartError, match=r"replica \d: .*KV pool"):
         LLM(small.folder, dp_size=2, **{**ARGUMENTS, "max_total_tokens": None, "mem_fraction_static": 1e-6})
+
+
+@pytest.mark.slow
+@covers("enable_dp_attention=true", "enable_dp_lm_head=true", platform="cpu")
+@every(
+    ("replicas", "flags"),
+    [
+        (2, {"tp_size": 2}),
+        (2, {"tp_size": 4, "enable_dp_lm_head": True, "disable_overlap_schedule": True, "chunked_prefill_size": 64}),
+        (2, {"tp_size": 2, "ep_size": 2, "disable_graphs": True, "chunked_prefill_size": 32}),
+    ],
+)
+def test_replicas_that_compute_each_step_together(replicas: int, flags: dict[str, Any], mixture: Small) -> None:
+    """Equal tokens, with requests on one replica alone and on all; limits are those of all replicas together."""
+    both = {**ARGUMENTS, "max_running_requests": 8, "dp_size": replicas, "enable_dp_attention": True, **flags}
+    with LLM(mixture.folder, load_balance_method="round_robin", **both) as llm:
+        length = len(mixture.tokens[0])
+        outputs = llm.generate([list(prompt) for prompt in mixture.prompts], max_tokens=length, **GREEDY)
+        assert [output.outputs[0].tokens for output in outputs] == mixture.tokens
+        for prompt, tokens in zip(mixture.prompts, mixture.tokens, strict=True):
+            (alone,) = llm.generate([list(prompt)], max_tokens=length, **GREEDY)
+            assert alone.outputs[0].tokens == tokens
+        total = llm._run(llm._client.stats())
+        assert total.finished == 2 * len(mixture.prompts)
+        assert (total.replayed_steps > 0) is ("disable_graphs" not in flags)
+        assert llm._run(llm._client.flush()).done
+        assert isinstance(llm._engine, EngineReplicas)
+        meeting = llm._engine._meeting
+        assert meeting is not None
+    assert not meeting.path.exists()

@@ -10,7 +10,6 @@ _PP = "pipeline parallelism is not implemented yet"
 _ROOMS = "requests have no bootstrap room: prefill and decode on separate servers are not implemented yet"
 _WATCHED = "nothing polls replicas: their load is counted with every request and every output"
 _NODES = "serving on several machines is not implemented yet"
-_DP_ATTENTION = "data-parallel attention is not implemented yet"
 
 
 class ParallelArgs(NamedTuple):
@@ -29,7 +28,8 @@ class ParallelArgs(NamedTuple):
     dp_size: Annotated[
         int,
         Arg(
-            "Replicas of the model, each with tp_size ranks, a KV pool and requests of its own (data parallelism).",
+            "Replicas of the model, each with tp_size ranks, a KV pool and requests of its own (data parallelism); "
+            "with enable_dp_attention, replicas of attention among tp_size ranks.",
             at_least(1),
             metavar="REPLICAS",
             aliases=("data_parallel_size", "dp"),
@@ -81,10 +81,14 @@ class ParallelArgs(NamedTuple):
     ] = False
     enable_dp_attention: Annotated[
         bool,
-        Arg("Use data parallelism for attention and tensor parallelism for everything else.", planned=_DP_ATTENTION),
+        Arg(
+            "Divide attention among the ranks of one replica (tp_size / dp_size of them), and everything else among "
+            "all tp_size ranks. Limits of requests and of chunks count all replicas.",
+            needs="communicator",
+        ),
     ] = False
     enable_dp_lm_head: Annotated[
-        bool, Arg("Shard the LM head only within the group of a replica.", planned=_DP_ATTENTION)
+        bool, Arg("Shard the LM head only within the group of a replica.", only_with=("enable_dp_attention",))
     ] = False
     attn_cp_size: Annotated[
         int,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from srv.args.rules.reserve import RESERVED_MEMORY
 from srv.dist.mesh import Mesh, all_ranks, mesh_of
 from srv.dist.placing import device_index
 from srv.models.facts.sharding import Divisions, divisions
-from srv.platform.facts import Constraint, Contribution, Default, ResolutionContext
+from srv.platform.facts import Constraint, Default, ResolutionContext
 from srv.quantization.registry import method_of
 
-_GIB = 2**30
-_READ_OF_MODEL = ("model_impl", "dequantize_weights", "ep_size")
+_READ_OF_MODEL = (
+    "model_impl",
+    "dequantize_weights",
+    "ep_size",
+    "dp_size",
+    "enable_dp_attention",
+    "enable_dp_lm_head",
+)
 
 
 def _machines_divide(context: ResolutionContext) -> str | None:
@@ -164,6 +169,21 @@ def _dp_attention_divides(context: ResolutionContext) -> str | None:
     return None if ranks % replicas == 0 else f"tp_size {ranks} is not divisible by dp_size {replicas}"
 
 
+def _dp_attention_excludes(context: ResolutionContext) -> str | None:
+    if not context["enable_dp_attention"]:
+        return None
+    for argument, off, clause in (
+        ("speculative_algorithm", None, "replicas do not agree on drafts"),
+        ("enable_torch_compile", False, "the function is compiled for the tokens of one replica"),
+        ("enable_piecewise_graphs", False, "pieces are captured for the tokens of one replica"),
+        ("expert_distribution_recorder_mode", None, "the tokens of all replicas would be counted for each"),
+        ("is_embedding", False, "embeddings are computed by one replica alone"),
+    ):
+        if context[argument] != off:
+            return f"{clause} ({argument} is {str(context[argument]).lower()})"
+    return None
+
+
 def _dp_lm_head_needs_dp_attention(context: ResolutionContext) -> str | None:
     if not context["enable_dp_lm_head"] or context["enable_dp_attention"]:
         return None
@@ -181,16 +201,6 @@ DEFAULTS: tuple[Default, ...] = (
         "schedule_conservativeness",
         lambda context: 0.3 if context["enable_dp_attention"] else None,
         "with data-parallel attention each replica has its own pool and few requests to fill it",
-        reads=("enable_dp_attention",),
-    ),
-)
-
-CONTRIBUTIONS: tuple[Contribution, ...] = (
-    Contribution(
-        RESERVED_MEMORY,
-        "dp_attention",
-        lambda context: 4.0 * _GIB if context["enable_dp_attention"] else 0.0,
-        "data-parallel attention gathers the tokens of all replicas",
         reads=("enable_dp_attention",),
     ),
 )
@@ -224,7 +234,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "not_one_per_rank",
         _node_of_each_rank,
         "Name one node for each rank, or leave it out.",
-        reads=("tp_size", "dp_size"),
+        reads=("tp_size", "dp_size", "enable_dp_attention"),
     ),
     Constraint(
         "pp_size",
@@ -246,6 +256,19 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         _dp_attention_divides,
         "Set dp_size above 1, and tp_size to a multiple of it.",
         reads=("tp_size", "dp_size"),
+    ),
+    Constraint(
+        "enable_dp_attention",
+        "excluded",
+        _dp_attention_excludes,
+        "Leave one of the two out.",
+        reads=(
+            "speculative_algorithm",
+            "enable_torch_compile",
+            "enable_piecewise_graphs",
+            "expert_distribution_recorder_mode",
+            "is_embedding",
+        ),
     ),
     Constraint(
         "enable_dp_lm_head",
@@ -273,13 +296,13 @@ DEVICE_CONSTRAINTS: tuple[Constraint, ...] = (
         "too_few_devices",
         _base_exists,
         "Choose a smaller index or fewer ranks, or leave it out.",
-        reads=("tp_size", "dp_size", "device_id_step"),
+        reads=("tp_size", "dp_size", "enable_dp_attention", "device_id_step"),
     ),
     Constraint(
         "device_id_step",
         "too_few_devices",
         _step_fits,
         "Choose a smaller step, a smaller base_device_id or fewer ranks, or leave it out.",
-        reads=("base_device_id", "tp_size", "dp_size"),
+        reads=("base_device_id", "tp_size", "dp_size", "enable_dp_attention"),
     ),
 )

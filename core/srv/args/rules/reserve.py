@@ -31,12 +31,16 @@ _BYTES_PER_RANK = 1024 * _MIB / 8  # per rank: communicators take 1 GiB with eig
 
 
 def _step_tokens(context: ResolutionContext) -> int:
-    """The largest number of prompt tokens in one step; without chunked prefill, that of the longest prompt."""
+    """The largest number of prompt tokens in one step; without chunked prefill, those of the longest prompts.
+
+    With data-parallel attention, those of all replicas, which a step gathers.
+    """
     chunk: int = context["chunked_prefill_size"]
     if chunk > 0:
         return chunk
     limit: int = context["max_prefill_tokens"]
-    return max(limit, context.model.context_length) if context.model else limit
+    replicas: int = context["dp_size"] if context["enable_dp_attention"] else 1
+    return replicas * (max(limit, context.model.context_length) if context.model else limit)
 
 
 def _activation_bytes(context: ResolutionContext) -> float:
@@ -97,9 +101,7 @@ def _compiler_bytes(context: ResolutionContext) -> float:
 
 
 def _published_step_bytes(context: ResolutionContext) -> float:
-    """Counts the tokens of all replicas if data-parallel attention gathers them into one step."""
-    replicas = context["dp_size"] if context["enable_dp_attention"] else 1
-    return float(_BYTES_PER_TOKEN * _step_tokens(context) * replicas)
+    return float(_BYTES_PER_TOKEN * _step_tokens(context))
 
 
 def _free_fraction(context: ResolutionContext) -> float | None:
@@ -138,7 +140,14 @@ ESTIMATE: tuple[Contribution, ...] = (
         "activations",
         _activation_bytes,
         "a step of the largest size needs that much between two layers, and in experts and recurrent layers",
-        reads=("chunked_prefill_size", "max_prefill_tokens", "max_running_requests", "dtype"),
+        reads=(
+            "chunked_prefill_size",
+            "max_prefill_tokens",
+            "max_running_requests",
+            "dtype",
+            "enable_dp_attention",
+            "dp_size",
+        ),
     ),
     Contribution(
         RESERVED_MEMORY,
@@ -223,6 +232,13 @@ def published_contributions(
             "the published rule reserves 2 MiB per row of the largest graph that fits the device",
             reads=("graph_batch_sizes", "graph_max_batch_size", "tp_size"),
             replaces=("graphs",),
+        ),
+        Contribution(
+            RESERVED_MEMORY,
+            "dp_attention",
+            lambda context: 4.0 * _GIB if context["enable_dp_attention"] else 0.0,
+            "the published rule reserves 4 GiB for the tokens of all replicas",
+            reads=("enable_dp_attention",),
         ),
         Contribution(
             RESERVED_MEMORY,

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from srv.dist.agreement import StepShape
 from srv.errors import InternalError
 from srv.models import blueprint
 from srv.models.base import ForwardContext, ModelInputs, NativeModel, torch_dtype
@@ -34,6 +35,7 @@ from srv.models.modules.latent_attention import LatentAttention
 from srv.models.modules.norms import make_norm
 from srv.models.modules.place import Place, PositionTables
 from srv.models.modules.reading_attention import ReadingAttention
+from srv.models.modules.replicas import ReplicaRows
 from srv.models.modules.streams import StreamMixer
 from srv.models.modules.weights import prepare_loaded, weight_slices, weight_views
 from srv.specs import AttentionLayer
@@ -50,8 +52,9 @@ class Decoder(NativeModel):
         top = Place(factory, PositionTables(context_length, context.device))
         place = top.within(part)
         rows, hidden = part.embedding.rows, part.embedding.size
-        vocabulary = factory.over("vocabulary")
-        self.embedding = vocabulary.embedding(place.within(part.embedding).prefix, rows, hidden)
+        embedding, tied = factory.over("embedding"), output is None or output.tied
+        vocabulary = embedding if tied else factory.over("vocabulary")
+        self.embedding = embedding.embedding(place.within(part.embedding).prefix, rows, hidden)
         self.factor = _embedding_factor(part, context.dtype)
         self.first = nn.ModuleList(_first(each, place) for each in part.before if not isinstance(each, LayerInputPart))
         own = (LayerInputs(each, place) for each in part.before if isinstance(each, LayerInputPart))
@@ -67,7 +70,7 @@ class Decoder(NativeModel):
         self.norm = make_norm(norm, place)
         self.generates = output is not None
         if output is None or output.tied:
-            self.lm_head = vocabulary.tied_lm_head("lm_head", self.embedding)
+            self.lm_head = embedding.tied_lm_head("lm_head", self.embedding)
         else:
             self.lm_head = top.over("vocabulary").linear(output)
         self.lm_head.keep_float32(context)
@@ -76,8 +79,11 @@ class Decoder(NativeModel):
         self.score: Projection | None = None if tree.head is None else top.linear(tree.head)
         self.communicator = vocabulary.context.communicator
         self.lookup: nn.Module = self.embedding
-        if self.communicator is not None:
-            self.lookup = VocabularyParallelLookup(self.embedding, self.communicator)
+        if embedding.context.communicator is not None:
+            self.lookup = VocabularyParallelLookup(self.embedding, embedding.context.communicator)
+        # The ranks of all replicas divide the output layer, unless each replica does for itself.
+        shared = vocabulary.context.group.size > embedding.context.group.size
+        self.replica_rows = ReplicaRows.of(top) if shared else None
 
     def _made(self, part: blueprint.Part, place: Place, index: int) -> StackLayer:
         layer: StackLayer
@@ -131,8 +137,13 @@ class Decoder(NativeModel):
                 residual = kept[skip.source] * skip.share + residual * (1 - skip.share)
         return residual
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, shape: StepShape | None = None) -> Tensor:
         """Without an output layer, those of the embedding matrix: they mean nothing, and no request is given them."""
+        if self.replica_rows is None:
+            return self._logits(hidden)
+        return self.replica_rows.run(self._logits, hidden, None if shape is None else shape.outputs)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(hidden).float()  # changes nothing where the kernel returns its float32 sums
         if self.output_bias is not None:
             logits = logits + self.output_bias.values

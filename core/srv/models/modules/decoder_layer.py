@@ -45,6 +45,7 @@ from srv.models.modules.mixer import Mixer
 from srv.models.modules.norms import make_norm
 from srv.models.modules.place import Place
 from srv.models.modules.reading_attention import ReadingAttention
+from srv.models.modules.replicas import ReplicaRows
 from srv.models.modules.rglru import RecurrentBlock
 from srv.models.modules.selective_scan import SelectiveScan
 from srv.models.modules.short_conv import ShortConvolution
@@ -89,6 +90,7 @@ class DecoderLayer(StackLayer):
             norms[0] if norms else None for norms in (before, between, after)
         )
         self.reduce_mixed, self.reduce_fed = _all_reduce(place.over("heads")), _all_reduce(place)
+        self.replica_rows = ReplicaRows.of(place)
         self.mixer_factor, self.mlp_factor = map(unless_one, (part.mixer_factors.added, part.factors.added))
         norms_of_results = (self.attention_output_norm, self.mlp_output_norm)
         steps = (self.reduce_mixed, self.reduce_fed, *norms_of_results, self.mixer_factor, self.mlp_factor)
@@ -102,10 +104,21 @@ class DecoderLayer(StackLayer):
             return out
         return _joining(out, self.reduce_mixed, self.attention_output_norm, self.mixer_factor)
 
-    def feed(self, x: Tensor) -> Tensor:
+    def feed(self, x: Tensor, context: ForwardContext) -> Tensor:
         """What the feed-forward part adds to the residual, from what it reads."""
+        if self.plain:
+            return self.mlp.forward(x)
+        return _joining(self.fed(x, context), None, self.mlp_output_norm, self.mlp_factor)
+
+    def fed(self, x: Tensor, context: ForwardContext) -> Tensor:
+        """The result of the feed-forward part, of all ranks that divide it."""
+        if self.replica_rows is None:
+            return self.feed_all(x)
+        return self.replica_rows.run(self.feed_all, x, context.tokens)
+
+    def feed_all(self, x: Tensor) -> Tensor:
         out = self.mlp.forward(x)
-        return out if self.plain else _joining(out, self.reduce_fed, self.mlp_output_norm, self.mlp_factor)
+        return out if self.reduce_fed is None else self.reduce_fed(out)
 
 
 class SequentialLayer(DecoderLayer):
@@ -115,7 +128,7 @@ class SequentialLayer(DecoderLayer):
         read, residual = joined(self.attention_norm, x, residual)
         if not self.plain:
             read, residual = joined(self.mlp_norm, self.mix(read, inputs, context), residual)
-            return self.feed(read), residual
+            return self.feed(read, context), residual
         read, residual = joined(self.mlp_norm, self.attention.forward(read, inputs, context), residual)
         return self.mlp.forward(read), residual
 
@@ -128,11 +141,11 @@ class ParallelLayer(DecoderLayer):
     ) -> tuple[Tensor | None, Tensor]:
         read, residual = joined(self.attention_norm, x, residual)
         own = read if self.mlp_norm is None else self.mlp_norm.forward(residual)
-        mixed, fed = self.attention.forward(read, inputs, context), self.mlp.forward(own)
+        mixed = self.attention.forward(read, inputs, context)
         if self.reduce_mixed == self.reduce_fed:  # the same ranks
-            out = mixed + fed
+            out = mixed + self.mlp.forward(own)
             return out if self.reduce_fed is None else self.reduce_fed(out), residual
-        return _joining(mixed, self.reduce_mixed, None, None) + _joining(fed, self.reduce_fed, None, None), residual
+        return _joining(mixed, self.reduce_mixed, None, None) + self.fed(own, context), residual
 
 
 class NormedResidualLayer(DecoderLayer):
@@ -142,7 +155,7 @@ class NormedResidualLayer(DecoderLayer):
         read, _ = joined(self.attention_norm, x, residual)
         residual = read if self.kept_by_mixer is None else read * self.kept_by_mixer
         read, _ = joined(self.mlp_norm, self.mix(read, inputs, context), residual)
-        return self.feed(read), read if self.kept_by_mlp is None else read * self.kept_by_mlp
+        return self.feed(read, context), read if self.kept_by_mlp is None else read * self.kept_by_mlp
 
 
 class StreamedLayer(DecoderLayer):
@@ -164,7 +177,7 @@ class StreamedLayer(DecoderLayer):
         mixed = self.mix(self.attention_norm.forward(read), inputs, context)
         residual = self.mixer_streams.join(residual, mixed, weights)
         read, weights = self.mlp_streams.read(residual)
-        return None, self.mlp_streams.join(residual, self.feed(self.mlp_norm.forward(read)), weights)
+        return None, self.mlp_streams.join(residual, self.feed(self.mlp_norm.forward(read), context), weights)
 
 
 class AltUpLayer(DecoderLayer):
@@ -192,7 +205,7 @@ class AltUpLayer(DecoderLayer):
         active = predicted[:, self.altup.active]
         read = self.attention_norm.forward(active)
         mixed = (active + self.mix(read, inputs, context) + self.laurel.forward(read)) * 0.5**0.5
-        streams = self.altup.correct(predicted, mixed + self.feed(self.mlp_norm.forward(mixed)))
+        streams = self.altup.correct(predicted, mixed + self.feed(self.mlp_norm.forward(mixed), context))
         own = self.input.forward(self.altup.read(streams), inputs.of_layer(self.number))
         return None, torch.cat((streams[:, :1], streams[:, 1:] + own.unsqueeze(1)), 1)
 
@@ -219,16 +232,22 @@ class ScaledLayer(DecoderLayer):
         read, residual = joined(self.attention_norm, x, residual)
         read, residual = joined(self.mlp_norm, self.mix(read, inputs, context), residual)
         total = residual + (
-            self.feed(read) if self.experts is None else self._with_experts(self.experts, read, residual)
+            self.feed(read, context)
+            if self.experts is None
+            else self._with_experts(self.experts, read, residual, context)
         )
         if self.input is not None:
             total = total + self.input.forward(total, inputs.of_layer(self.number))
         return None, total * self.scale.tensors[0]
 
-    def _with_experts(self, experts: SideExperts, read: Tensor, residual: Tensor) -> Tensor:
-        dense = _joining(self.mlp.forward(read), self.reduce_fed, experts.beside, None)
+    def _with_experts(self, experts: SideExperts, read: Tensor, residual: Tensor, context: ForwardContext) -> Tensor:
+        dense = experts.beside.forward(self.fed(read, context))
+        if self.replica_rows is None:
+            routed = experts.forward(residual)
+        else:
+            routed = self.replica_rows.run(experts.forward, residual, context.tokens)
         assert self.mlp_output_norm is not None
-        return self.mlp_output_norm.forward(dense + experts.forward(residual))
+        return self.mlp_output_norm.forward(dense + routed)
 
 
 class SinglePartLayer(StackLayer):
@@ -244,14 +263,26 @@ class SinglePartLayer(StackLayer):
         else:
             raise InternalError(f"{type(inner).__name__} has no module")
         self.marked = {within.prefix: self.part}
-        self.reduce = _all_reduce(place.over("heads") if isinstance(inner, blueprint.Mixer) else place)
+        is_mixer = isinstance(inner, blueprint.Mixer)
+        self.reduce = _all_reduce(place.over("heads") if is_mixer else place)
+        self.replica_rows = None if is_mixer else ReplicaRows.of(place)
 
     def forward(
         self, x: Tensor | None, residual: Tensor, inputs: ModelInputs, context: ForwardContext
     ) -> tuple[Tensor | None, Tensor]:
         read, residual = joined(self.norm, x, residual)
-        out = self.part.forward(read, inputs, context) if isinstance(self.part, Mixer) else self.part.forward(read)
-        return out if self.reduce is None else self.reduce(out), residual
+        if isinstance(self.part, Mixer):
+            return self._summed(self.part.forward(read, inputs, context)), residual
+        if self.replica_rows is None:
+            return self._fed(read), residual
+        return self.replica_rows.run(self._fed, read, context.tokens), residual
+
+    def _fed(self, x: Tensor) -> Tensor:
+        assert not isinstance(self.part, Mixer)
+        return self._summed(self.part.forward(x))
+
+    def _summed(self, out: Tensor) -> Tensor:
+        return out if self.reduce is None else self.reduce(out)
 
 
 class SideBySide(Mixer):

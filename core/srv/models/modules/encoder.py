@@ -19,6 +19,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from srv.dist.agreement import StepShape
 from srv.errors import InternalError
 from srv.models import blueprint
 from srv.models.base import ForwardContext, ModelInputs, NativeModel
@@ -156,7 +157,7 @@ class Encoder(NativeModel):
             x = layer.forward(x, inputs, context)
         return x if self.final_norm is None else self.final_norm.forward(x)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, shape: StepShape | None = None) -> Tensor:
         raise InternalError("an encoder was asked for the logits of tokens, which it does not have")
 
     def classify(self, pooled: Tensor) -> Tensor:

@@ -33,10 +33,10 @@ class LayerInputs(nn.Module):
 
     def __init__(self, part: gemma_parts.LayerInputs, place: Place) -> None:
         super().__init__()
-        vocabulary, table = place.over("vocabulary"), part.table
-        context = vocabulary.context
+        rows, table = place.over("embedding"), part.table
+        context = rows.context
         self.rows, self.size, self.factor = table.rows, part.size, table_factor(part.size, context.dtype)
-        embedding = vocabulary.factory.embedding(place.within(table).prefix, table.rows, table.size)
+        embedding = rows.factory.embedding(place.within(table).prefix, table.rows, table.size)
         self.lookup: nn.Module = embedding
         if context.communicator is not None:
             self.lookup = VocabularyParallelLookup(embedding, context.communicator)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from srv.dist.agreement import StepShape
 from srv.errors import ModelError, SrvError
 from srv.models.base import CausalLM, ForwardContext, ModelInputs
 from srv.models.checkpoints.dummy import load_dummy
@@ -122,7 +123,7 @@ class HFModel(CausalLM):
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, shape: StepShape | None = None) -> Tensor:
         if self._head is not None:
             return self._head(hidden)
         scores: Tensor = self.model.get_output_embeddings()(hidden)
