@@ -109,14 +109,20 @@ class Mesh:
 
 
 def mesh_of(value: Callable[[str], Any]) -> Mesh:
-    """The mesh that arguments ask for. `value`: that of an argument by its name; None if it is not known yet."""
-    replicas = (value("dp_size") or 1) if value("enable_dp_attention") else 1
-    return Mesh(
-        tensor=value("tp_size") or 1,
-        replicas=replicas,
-        experts=value("ep_size") or 1,
-        own_vocabulary=bool(value("enable_dp_lm_head")),
-    )
+    """The mesh that arguments ask for. `value`: that of an argument by its name; None if it is not known yet.
+
+    Without what does not fit the number of ranks, which is refused: a plan goes on with the rest.
+    """
+    mesh = Mesh(value("tp_size") or 1)
+    fitting = mesh
+    for change in (
+        {"replicas": (value("dp_size") or 1) if value("enable_dp_attention") else 1},
+        {"experts": value("ep_size") or 1},
+        {"own_vocabulary": bool(value("enable_dp_lm_head"))},
+    ):
+        mesh = replace(fitting, **change)
+        fitting = fitting if any(mesh.obstacles()) else mesh
+    return fitting
 
 
 def all_ranks(value: Callable[[str], Any]) -> int:
