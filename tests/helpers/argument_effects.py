@@ -30,6 +30,7 @@ EXPERTS = "tests/core/args/test_effects_experts.py::"
 PAGE = "tests/e2e/test_e2e_page.py::"
 LOADING = "tests/core/args/test_effects_of_loading.py::"
 SCALES = "tests/core/args/test_effects_kv_scales.py::"
+REPLICAS = "tests/core/engine/test_replicas.py::"
 OFFLOAD = "plugins/toy_device/tests/test_toy_offload.py::"
 LATENT = "tests/platforms/cpu/test_latent_attention.py::"
 PRODUCTS = "tests/core/args/test_effects_of_products.py::"
@@ -174,6 +175,11 @@ EFFECTS: Mapping[str, str] = {
     "constrained_json_disable_any_whitespace": GRAMMARS + "test_white_space_is_disabled",
     # parallel
     "tp_size": RANKS + "test_tp_size_divides_weights_and_pool",
+    "dp_size": REPLICAS + "test_replicas_share_the_requests",
+    "load_balance_method": "tests/core/engine/test_balance.py::test_what_counts",
+    "enable_dp_attention": REPLICAS + "test_replicas_that_compute_each_step_together",
+    "enable_dp_lm_head": "tests/core/models/test_replica_ranks.py::test_replicas_compute_their_own_tokens",
+    "ep_size": RANKS + "test_ep_size_distributes_experts",
     "dist_timeout": RANKS + "test_dist_timeout",
     # server
     "host": SERVER + "test_host",

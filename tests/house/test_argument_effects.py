@@ -50,7 +50,7 @@ def test_every_argument_has_a_test_of_its_effect() -> None:
     ("effects", "fault"),
     [
         ({}, "port is not planned and has no test"),
-        ({"port": SERVER + "test_port", "dp_size": SERVER + "test_port"}, "dp_size is planned"),
+        ({"port": SERVER + "test_port", "pp_size": SERVER + "test_port"}, "pp_size is planned"),
         ({"port": SERVER + "test_port", "prot": SERVER + "test_port"}, "prot is not an argument"),
         ({"port": SERVER + "test_prot"}, "port: there is no test"),
         ({"port": SERVER + "running"}, "port: there is no test"),
@@ -58,5 +58,5 @@ def test_every_argument_has_a_test_of_its_effect() -> None:
     ],
 )
 def test_faults_of_a_table(effects: dict[str, str], fault: str) -> None:
-    (only,) = faults(effects, frozenset({"port"}), frozenset({"dp_size"}))
+    (only,) = faults(effects, frozenset({"port"}), frozenset({"pp_size"}))
     assert only.startswith(fault)
