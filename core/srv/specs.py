@@ -20,7 +20,10 @@ from srv.latent_dims import IndexDims as IndexDims  # part of this interface
 from srv.latent_dims import LatentDims as LatentDims
 from srv.types import PooledHead
 
-LAYER_TRAITS = ("window", "soft_cap", "sinks", "chunks", "alibi", "bidirectional", "indexer", "relative_bias")
+LAYER_TRAITS = (
+    *("window", "soft_cap", "sinks", "chunks", "alibi", "bidirectional", "indexer", "relative_bias"),
+    "temperature",
+)
 """What a layer may need beyond causal attention; names for `AttentionLayer.traits` and `BackendSpec.traits`."""
 
 SCALE_BYTES = 4  # in an int8 pool: one float32 per stored vector (the key of one token and KV head, for example)
@@ -170,7 +173,8 @@ class AttentionLayer:
     `window - 1` next ones if there is a window. Such a layer has no place in a pool: all tokens of a sequence are rows
     of one step, with their keys and values. `relative_bias`: learned numbers are added to the scores, by head and by
     the distance of key and query. `bias_values`: for each head those of the distances -D to D, of which the ends are
-    those of greater distances; None before weights are loaded.
+    those of greater distances; None before weights are loaded. `temperature_from`: None, or a position n beyond
+    which attention sharpens: scores of a query at position p > n, after the soft cap, are multiplied by ln(p) / ln(n).
     """
 
     index: int
@@ -190,6 +194,7 @@ class AttentionLayer:
     indexer: IndexDims | None = None
     relative_bias: bool = False
     bias_values: tuple[tuple[float, ...], ...] | None = None
+    temperature_from: int | None = None
 
     def result_dim(self, values: int) -> int:
         """The elements per head of the result of attention; `values`: the last axis of its third operand."""
@@ -216,6 +221,8 @@ class AttentionLayer:
             traits["bidirectional"] = "attention to later tokens"
         if self.relative_bias:
             traits["relative_bias"] = "learned biases by distance"
+        if self.temperature_from is not None:
+            traits["temperature"] = f"scores that grow with the position beyond {self.temperature_from}"
         return traits
 
 

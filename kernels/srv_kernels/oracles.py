@@ -174,6 +174,7 @@ def paged_attention(
     alibi: Sequence[float] | None = None,
     chunk: int | None = None,
     sinks: Sequence[float] | None = None,
+    temperature_from: int | None = None,
 ) -> Tensor:
     """Causal attention of ragged rows over a paged pool that already contains their keys and values.
 
@@ -182,7 +183,8 @@ def paged_attention(
     attends to itself and the window - 1 tokens before it. `soft_cap`: scores become soft_cap · tanh(scores / soft_cap).
     `alibi`: the slope of each head, which multiplies the position of a key minus that of the query; the product is
     added to the score (Press et al. 2022, arXiv:2108.12409). `chunk`: a token attends only to those of its own chunk
-    of so many positions. `sinks`: a score of each head that takes part in the softmax and has no value. Returns
+    of so many positions. `sinks`: a score of each head that takes part in the softmax and has no value.
+    `temperature_from`: capped scores of a query at a position p beyond this n are multiplied by ln(p) / ln(n). Returns
     [tokens, heads, value_dim].
     """
     group = q.shape[1] // keys.shape[2]
@@ -194,6 +196,9 @@ def paged_attention(
         scores = torch.einsum("qhd,khd->hqk", float64(q[begin : begin + queries]), key) * scale
         if soft_cap is not None:
             scores = soft_cap * (scores / soft_cap).tanh()
+        if temperature_from is not None:
+            positions = torch.arange(length - queries, length).double().clamp(min=temperature_from)
+            scores *= (positions.log() / math.log(temperature_from))[:, None]
         distance = torch.arange(length - queries, length)[:, None] - torch.arange(length)
         if alibi is not None:
             scores -= torch.tensor(alibi, dtype=torch.float64)[:, None, None] * distance

@@ -25,12 +25,16 @@ def layer_kinds(layers: Sequence[AttentionLayer], model: ModelFacts) -> tuple[La
     """The kinds of a model's attention layers, which are given in its order.
 
     A window or chunk that is not shorter than the context hides nothing: such a layer is one with full attention here.
+    So is one whose temperature begins behind the context.
     """
     numbers_by_kind: dict[AttentionLayer, list[int]] = {}
     for number, layer in zip(_numbers(len(layers), model), layers, strict=True):
         window = layer.window if layer.window is not None and layer.window < model.context_length else None
         chunk = layer.chunk if layer.chunk is not None and layer.chunk < model.context_length else None
-        numbers_by_kind.setdefault(dataclasses.replace(layer, index=0, window=window, chunk=chunk), []).append(number)
+        first = layer.temperature_from
+        first = first if first is not None and first < model.context_length - 1 else None
+        kind = dataclasses.replace(layer, index=0, window=window, chunk=chunk, temperature_from=first)
+        numbers_by_kind.setdefault(kind, []).append(number)
     return tuple(LayerKind(layer, tuple(numbers)) for layer, numbers in numbers_by_kind.items())
 
 

@@ -61,6 +61,7 @@ class AttentionArgs(ctypes.Structure):
         *((name, _LONG) for name in ("window", "chunk", "split_keys")),
         ("pool_type", _INT),
         *((name, _FLOAT) for name in ("key_scale", "value_scale")),
+        ("temperature_from", _LONG),
     )
 
 

@@ -57,8 +57,8 @@ from srv_kernels.triton.registration import triton_op
 _LOG2_E = 1 / math.log(2)
 _SHARED = (
     "Tensor q, Tensor keys, Tensor values, Tensor page_table, Tensor starts, Tensor lengths, Tensor(a!) out, "
-    "float scale, int? window, int? chunk, float? soft_cap, Tensor? sinks, Tensor? key_scale, Tensor? value_scale, "
-    "int[] blocks"
+    "float scale, int? window, int? chunk, float? soft_cap, int? temperature_from, Tensor? sinks, Tensor? key_scale, "
+    "Tensor? value_scale, int[] blocks"
 )
 
 
@@ -75,6 +75,7 @@ def paged_extend(
     window: int | None,
     chunk: int | None,
     soft_cap: float | None,
+    temperature_from: int | None,
     sinks: Tensor | None,
     key_scale: Tensor | None,
     value_scale: Tensor | None,
@@ -85,7 +86,8 @@ def paged_extend(
 
     Tensors: see the module. `scale` multiplies q.k. `window`: None, or a token attends to itself and the window - 1
     tokens before it. `chunk`: None, or a token attends only to those of its own chunk of so many positions. `soft_cap`:
-    None, or scores become soft_cap * tanh(scores / soft_cap). `blocks`: from `attention_plan.extend_blocks`.
+    None, or scores become soft_cap * tanh(scores / soft_cap). `temperature_from`: None, or scores of a query at a
+    position p beyond this n are multiplied by ln(p) / ln(n) after that. `blocks`: from `attention_plan.extend_blocks`.
     """
     rows, group = len(lengths), q.shape[1] // keys.shape[2]
     if not rows or not len(q):
@@ -101,9 +103,9 @@ def paged_extend(
         out,
         rows,
         min_queries,
-        *_scores(scale, window, chunk, soft_cap),
+        *_scores(scale, window, chunk, soft_cap, temperature_from),
         *_strides(q, out, page_table, keys, values, key_scale, value_scale),
-        **_constants(q, keys, values, key_scale, value_scale, window, chunk, soft_cap, sinks),
+        **_constants(q, keys, values, key_scale, value_scale, window, chunk, soft_cap, temperature_from, sinks),
         BLOCK_ROWS=block_rows,
         BLOCK_KEYS=block_keys,
         num_warps=warps,
@@ -124,6 +126,7 @@ def paged_decode(
     window: int | None,
     chunk: int | None,
     soft_cap: float | None,
+    temperature_from: int | None,
     sinks: Tensor | None,
     key_scale: Tensor | None,
     value_scale: Tensor | None,
@@ -145,8 +148,8 @@ def paged_decode(
     group = heads // kv_heads
     most, block_keys, warps, stages = blocks
     block_rows = tile_rows(group, queries * group, most)
-    constants = _constants(q, keys, values, key_scale, value_scale, window, chunk, soft_cap, sinks)
-    scores = _scores(scale, window, chunk, soft_cap)
+    constants = _constants(q, keys, values, key_scale, value_scale, window, chunk, soft_cap, temperature_from, sinks)
+    scores = _scores(scale, window, chunk, soft_cap, temperature_from)
     count = tiles(queries, group, (block_rows,))
     kernels.decode_kernel[kv_heads * count, splits, rows](
         *_pool(q, keys, values, key_scale, value_scale, sinks),
@@ -199,11 +202,11 @@ def _pool(q: Tensor, keys: Tensor, values: Tensor, *unless_none: Tensor | None) 
 
 
 def _scores(
-    scale: float, window: int | None, chunk: int | None, soft_cap: float | None
-) -> tuple[float, float, int, int]:
-    """What the kernels call scale, cap, window and chunk."""
+    scale: float, window: int | None, chunk: int | None, soft_cap: float | None, temperature_from: int | None
+) -> tuple[float, float, int, int, int]:
+    """What the kernels call scale, cap, temperature_from, window and chunk."""
     factor = scale * _LOG2_E if soft_cap is None else 2 * scale * _LOG2_E / soft_cap
-    return factor, (soft_cap or 0.0) * _LOG2_E, window or 0, chunk or 0
+    return factor, (soft_cap or 0.0) * _LOG2_E, temperature_from or 0, window or 0, chunk or 0
 
 
 def _strides(
@@ -224,6 +227,7 @@ def _constants(
     window: int | None,
     chunk: int | None,
     soft_cap: float | None,
+    temperature_from: int | None,
     sinks: Tensor | None,
 ) -> dict[str, Any]:
     key_dim, value_dim = q.shape[2], values.shape[3]
@@ -239,6 +243,7 @@ def _constants(
         "HAS_WINDOW": window is not None,
         "HAS_CHUNK": chunk is not None,
         "HAS_CAP": soft_cap is not None,
+        "HAS_TEMPERATURE": temperature_from is not None,
         "HAS_SINKS": sinks is not None,
     }
 

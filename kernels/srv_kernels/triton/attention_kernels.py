@@ -49,6 +49,7 @@ def _attend(
     table,  # the page table of this row
     scale,
     cap,
+    temperature,  # by which scores are multiplied, float32 [rows of the tile]
     window,
     chunk,
     KEY_DIM: tl.constexpr,
@@ -61,6 +62,7 @@ def _attend(
     HAS_WINDOW: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_TEMPERATURE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """The softmax over the blocks of keys that start in [begin, end), continued (Milakov, arXiv:1805.02867)."""
@@ -91,6 +93,8 @@ def _attend(
             scores = cap * (1.0 - 2.0 / (tl.exp2(scores * scale) + 1.0))
         else:
             scores *= scale
+        if HAS_TEMPERATURE:
+            scores *= temperature[:, None]
         if MASKED:
             distance = positions[:, None] - tokens[None, :]
             visible = exists[None, :] & (distance >= 0)
@@ -127,6 +131,15 @@ def _begin(sinks, head, inside, split, HAS_SINKS: tl.constexpr):
 
 
 @triton.jit
+def _temperature(positions, temperature_from, HAS_TEMPERATURE: tl.constexpr):
+    """By what the scores of queries at these positions are multiplied: log(p) / log(n) beyond n."""
+    if HAS_TEMPERATURE:
+        beyond = tl.maximum(positions, temperature_from).to(tl.float32)
+        return tl.log2(beyond) / tl.log2(tl.full((1,), temperature_from, tl.float32))
+    return positions
+
+
+@triton.jit
 def _finish(acc, total, value_scales, VALUE_SCALES: tl.constexpr):
     """Weighted means of the values; 0 for a query that sees no key."""
     factor = 1.0 / tl.where(total == 0.0, 1.0, total)
@@ -136,7 +149,7 @@ def _finish(acc, total, value_scales, VALUE_SCALES: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["rows", "min_queries", "window", "chunk", "table_row"],
+    do_not_specialize=["rows", "min_queries", "temperature_from", "window", "chunk", "table_row"],
     do_not_specialize_on_alignment=["lengths"],
 )
 def extend_kernel(
@@ -154,6 +167,7 @@ def extend_kernel(
     min_queries,
     scale,
     cap,
+    temperature_from,
     window,
     chunk,
     q_token,
@@ -186,6 +200,7 @@ def extend_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_TEMPERATURE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
     """Grid: (tokens // (BLOCK_ROWS // GROUP) + rows, KV heads). The last tiles of a row, the longest, start first."""
@@ -239,24 +254,25 @@ def extend_kernel(
         scale *= tl.load(key_scales)
     acc = tl.zeros((BLOCK_ROWS, BLOCK_VALUE), tl.float32)
     largest, total = _begin(sinks, head, inside, 0, HAS_SINKS)
+    temperature = _temperature(positions, temperature_from, HAS_TEMPERATURE)
     if HAS_WINDOW or HAS_CHUNK:
         acc, largest, total = _attend(
             acc, largest, total, query, positions, a, tl.minimum(b, high), low, high,
-            pool, strides, table, scale, cap, window, chunk,
+            pool, strides, table, scale, cap, temperature, window, chunk,
             KEY_DIM, VALUE_DIM, BLOCK_VALUE, PAGE_SIZE, BLOCK_KEYS,
-            KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CHUNK, HAS_CAP, True,
+            KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CHUNK, HAS_CAP, HAS_TEMPERATURE, True,
         )  # fmt: skip
     acc, largest, total = _attend(
         acc, largest, total, query, positions, b, c, low, high,
-        pool, strides, table, scale, cap, window, chunk,
+        pool, strides, table, scale, cap, temperature, window, chunk,
         KEY_DIM, VALUE_DIM, BLOCK_VALUE, PAGE_SIZE, BLOCK_KEYS,
-        KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CHUNK, HAS_CAP, False,
+        KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CHUNK, HAS_CAP, HAS_TEMPERATURE, False,
     )  # fmt: skip
     acc, largest, total = _attend(
         acc, largest, total, query, positions, c, high, low, high,
-        pool, strides, table, scale, cap, window, chunk,
+        pool, strides, table, scale, cap, temperature, window, chunk,
         KEY_DIM, VALUE_DIM, BLOCK_VALUE, PAGE_SIZE, BLOCK_KEYS,
-        KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CHUNK, HAS_CAP, True,
+        KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CHUNK, HAS_CAP, HAS_TEMPERATURE, True,
     )  # fmt: skip
     value_dims = tl.arange(0, BLOCK_VALUE)
     where = out + (token * out_token + head * out_head)[:, None] + value_dims[None, :]
@@ -265,7 +281,7 @@ def extend_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["least_blocks", "max_queries", "window", "chunk", "table_row"],
+    do_not_specialize=["least_blocks", "max_queries", "temperature_from", "window", "chunk", "table_row"],
     do_not_specialize_on_alignment=["lengths"],
 )
 def decode_kernel(
@@ -285,6 +301,7 @@ def decode_kernel(
     max_queries,
     scale,
     cap,
+    temperature_from,
     window,
     chunk,
     q_token,
@@ -318,6 +335,7 @@ def decode_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_TEMPERATURE: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
     """Grid: (KV heads * TILES, splits, rows). A row that one split covers is finished here."""
@@ -358,11 +376,12 @@ def decode_kernel(
         scale *= tl.load(key_scales)
     acc = tl.zeros((BLOCK_ROWS, BLOCK_VALUE), tl.float32)
     largest, total = _begin(sinks, head, inside, split, HAS_SINKS)
+    temperature = _temperature(positions, temperature_from, HAS_TEMPERATURE)
     acc, largest, total = _attend(
         acc, largest, total, query, positions, start, end, low, length,
-        pool, strides, page_table + row.to(tl.int64) * table_row, scale, cap, window, chunk,
+        pool, strides, page_table + row.to(tl.int64) * table_row, scale, cap, temperature, window, chunk,
         KEY_DIM, VALUE_DIM, BLOCK_VALUE, PAGE_SIZE, BLOCK_KEYS,
-        KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CHUNK, HAS_CAP, True,
+        KEY_SCALES, VALUE_SCALES, HAS_WINDOW, HAS_CHUNK, HAS_CAP, HAS_TEMPERATURE, True,
     )  # fmt: skip
     result = _finish(acc, total, value_scales, VALUE_SCALES)
     value_dims = tl.arange(0, BLOCK_VALUE)

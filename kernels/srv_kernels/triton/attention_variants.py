@@ -45,7 +45,7 @@ def _constants(heads: Heads, pool: str, page: int, *traits: str) -> dict[str, in
         **{"GROUP": heads.group, "KEY_DIM": heads.key_dim, "VALUE_DIM": heads.value_dim},
         **{"BLOCK_KEY": triton.next_power_of_2(heads.key_dim), "BLOCK_VALUE": triton.next_power_of_2(heads.value_dim)},
         **{"PAGE_SIZE": page, "KEY_SCALES": scales, "VALUE_SCALES": scales},
-        **{f"HAS_{trait}": trait in traits for trait in ("WINDOW", "CHUNK", "CAP", "SINKS")},
+        **{f"HAS_{trait}": trait in traits for trait in ("WINDOW", "CHUNK", "CAP", "TEMPERATURE", "SINKS")},
     }
 
 
@@ -80,6 +80,7 @@ _LAYERS = (
     (Heads(8, 1, 64, 64, 2), "bf16", "bf16", 16, "WINDOW", "SINKS"),
     (Heads(8, 1, 64, 64, 2), "bf16", "bf16", 16, "SINKS"),
     (Heads(5, 1, 128, 128, 2), "bf16", "bf16", 16, "CHUNK"),
+    (Heads(8, 1, 128, 128, 2), "bf16", "bf16", 16, "CAP", "TEMPERATURE"),
     (Heads(1, 1, 80, 80, 2), "fp16", "fp16", 1),
     (Heads(4, 1, 128, 128, 4), "fp32", "fp32", 16),
     (Heads(4, 1, 128, 128, 2), "bf16", "i8", 16),

@@ -89,7 +89,7 @@ def _integers(values: list[int], device: torch.device) -> torch.Tensor:
 def _extend(sizes: Blocks, dim: int, device: torch.device, tokens: int) -> Callable[[], object]:
     q = torch.randn(tokens, _HEADS, dim, device=device, dtype=torch.bfloat16)
     arguments = [q, *_pool(1, tokens, dim, device), _integers([0, tokens], device), _integers([tokens], device)]
-    arguments += [torch.empty_like(q), dim**-0.5, *[None] * 6, list(sizes)]
+    arguments += [torch.empty_like(q), dim**-0.5, *[None] * 7, list(sizes)]
     return lambda: paged.paged_extend(*arguments)
 
 
@@ -102,7 +102,7 @@ def _decode(sizes: Blocks, dim: int, device: torch.device, tokens: int) -> Calla
     shape = plan.partial_shape(rows, Heads(_HEADS, _KV_HEADS, dim, dim, 2))
     partial = torch.empty(shape, device=device)
     arguments = [q, *_pool(rows, tokens, dim, device), _integers(list(range(rows + 1)), device)]
-    arguments += [_integers([tokens] * rows, device), torch.empty_like(q), dim**-0.5, *[None] * 6]
+    arguments += [_integers([tokens] * rows, device), torch.empty_like(q), dim**-0.5, *[None] * 7]
     arguments += [list(sizes), partial, torch.empty(shape[:-1], device=device), [1, splits, plan.least_blocks]]
     return lambda: paged.paged_decode(*arguments)
 

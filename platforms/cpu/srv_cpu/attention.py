@@ -16,6 +16,7 @@ Query heads that share a KV head are stacked in the query axis, or use an expand
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -104,7 +105,8 @@ class TorchNativeAttention:
         key = self._key_workspace.read(keys, group.slots).view(self._dtype).view(shape).transpose(1, 2)
         value = self._value_workspace.read(values, group.slots).view(self._dtype).view(shape).transpose(1, 2)
         query = q.view(group.rows, layer.kv_heads, -1, q.shape[2])
-        out = _attend(layer, query, key, value, group.mask, False, _alibi(layer, group), sinks)
+        changes = _alibi(layer, group), _temperature(layer, group)
+        out = _attend(layer, query, key, value, group.mask, False, *changes, sinks)
         return out.reshape(group.rows, layer.heads, -1)
 
     def _extend(
@@ -133,7 +135,8 @@ class TorchNativeAttention:
             query = q[tokens].view(block.end - block.begin, layer.kv_heads, group, -1).permute(1, 2, 0, 3)
             visible = slice(block.first, block.last)
             read = key[:, :, visible], value[:, :, visible]
-            attended = _attend(layer, query, *read, block.mask, block.causal, _alibi(layer, block), sinks)
+            changes = _alibi(layer, block), _temperature(layer, block)
+            attended = _attend(layer, query, *read, block.mask, block.causal, *changes, sinks)
             out[tokens] = attended.permute(2, 0, 1, 3).flatten(1, 2)
 
 
@@ -164,6 +167,14 @@ def _alibi(layer: AttentionLayer, read: DecodeGroup | Block) -> Tensor | None:
     return read.distances() * (slopes if isinstance(read, DecodeGroup) else slopes.unsqueeze(-1))
 
 
+def _temperature(layer: AttentionLayer, read: DecodeGroup | Block) -> Tensor | None:
+    """By what the scores of each query are multiplied, float32, to be broadcast with them; None without it."""
+    if layer.temperature_from is None:
+        return None
+    positions = read.query_positions().clamp_(min=layer.temperature_from)
+    return positions.log_().div_(math.log(layer.temperature_from))
+
+
 def _sinks(layer: AttentionLayer) -> Tensor | None:
     """The scores of sinks, float32 [kv_heads, heads per KV head, 1]; None without them."""
     if layer.sink_scores is None:
@@ -179,6 +190,7 @@ def _attend(
     mask: Tensor | None,
     causal: bool,
     bias: Tensor | None,
+    temperature: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
     """Scaled dot-product attention over the last two axes; key and value are cast to the query's dtype.
@@ -188,11 +200,13 @@ def _attend(
     if key.dtype != query.dtype or value.dtype != query.dtype:
         key, value = key.to(query.dtype), value.to(query.dtype)
         mask = None if mask is None else mask.to(query.dtype)
-    if layer.soft_cap is None and bias is None and sinks is None:
+    if layer.soft_cap is None and bias is None and temperature is None and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=layer.scale)
     scores = torch.matmul(query, key.transpose(-1, -2)).float().mul_(layer.scale / (layer.soft_cap or 1.0))
     if layer.soft_cap is not None:
         scores.tanh_().mul_(layer.soft_cap)
+    if temperature is not None:
+        scores *= temperature
     if bias is not None:
         scores += bias
     if causal:

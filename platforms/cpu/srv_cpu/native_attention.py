@@ -85,6 +85,7 @@ class NativeAttention(NativeRows[AttentionArgs]):
         args.heads, args.kv_heads, args.dim = layer.heads, layer.kv_heads, layer.head_dim
         args.scale, args.soft_cap, args.window = layer.scale, layer.soft_cap or 0.0, layer.window or 0
         args.chunk, args.sinks = layer.chunk or 0, self._sinks_address(layer.sink_scores)
+        args.temperature_from = layer.temperature_from or 0
         self._attend(kind, metadata.address)
         return out
 

@@ -13,7 +13,7 @@ from srv_kernels.cpu.library import BLOCK_TOKENS, MAX_HEAD_DIM
 
 ORDER = "page_head_packed"
 PAGE_SIZES = (16, 32, 64, 128, 256)
-TRAITS = ("window", "soft_cap", "chunks", "sinks")  # of layers, in the native kernel of paged attention
+TRAITS = ("window", "soft_cap", "chunks", "sinks", "temperature")  # of layers, in the native kernel of paged attention
 TORCH_TRAITS = (*TRAITS, "alibi", "bidirectional", "relative_bias")  # in attention with torch operators
 COLUMNS = 16  # head sizes must be multiples of this
 INTERLEAVE = {"float32": 1, "float16": 1, "bfloat16": 2, "int8": 4, "float8_e4m3fn": 1, "float8_e5m2": 1}

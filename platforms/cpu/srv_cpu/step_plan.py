@@ -55,12 +55,16 @@ class DecodeGroup:
         """Positions of keys minus that of the row's query, float32 [rows, 1, 1, longest]."""
         return (self.positions - (self.ends - 1)).float()[:, None, None]
 
+    def query_positions(self) -> Tensor:
+        """Of the row's query, float32 [rows, 1, 1, 1]."""
+        return (self.ends - 1).float()[:, None, None]
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Queries [begin, end) of a row with its gathered keys [first, last). `mask`: [queries, keys] or None.
 
-    `ahead`: the position of the first query minus that of the first key.
+    `ahead`: the position of the first query, `position`, minus that of the first key.
     """
 
     begin: int
@@ -70,11 +74,16 @@ class Block:
     causal: bool
     mask: Tensor | None
     ahead: int
+    position: int
 
     def distances(self) -> Tensor:
         """Positions of keys minus those of queries, float32 [queries, keys]."""
         queries = torch.arange(self.ahead, self.ahead + self.end - self.begin)
         return (torch.arange(self.last - self.first) - queries[:, None]).float()
+
+    def query_positions(self) -> Tensor:
+        """Float32 [queries, 1]."""
+        return torch.arange(self.position, self.position + self.end - self.begin).float()[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +204,7 @@ class StepPlanner:
             else None
         )
         if prefix == 0 and reach.first(length - 1) == 0:
-            blocks = [Block(0, queries, 0, length, True, None, 0)]
+            blocks = [Block(0, queries, 0, length, True, None, 0, 0)]
         else:
             bounds = [*range(0, queries, _QUERY_BLOCK), queries]
             blocks = [self._block(prefix, begin, end, first, reach) for begin, end in pairwise(bounds)]
@@ -209,7 +218,7 @@ class StepPlanner:
         hidden = (key > position) | reach.hides(key, position)
         mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
         visible = first_visible - first, prefix + end - first
-        return Block(begin, end, *visible, False, mask, prefix + begin - first_visible)
+        return Block(begin, end, *visible, False, mask, prefix + begin - first_visible, prefix + begin)
 
 
 def _groups(rows: _Rows, short: list[int], reach: Reach) -> list[list[int]]:

@@ -15,7 +15,7 @@ KV_ORDER = "page_token_head"
 TRITON_HEAD = 256  # the longest head that Triton's attention computes
 TRITON_GROUP = 128  # the most query heads that may share a KV head
 TRAITS = ("window", "soft_cap")  # of layers, in the vendors' kernels that are called
-TRITON_TRAITS = (*TRAITS, "sinks", "chunks")  # in Triton's kernels of paged attention
+TRITON_TRAITS = (*TRAITS, "sinks", "chunks", "temperature")  # in Triton's kernels of paged attention
 TORCH_TRAITS = (*TRITON_TRAITS, "alibi", "bidirectional", "relative_bias")  # in attention with torch operators
 # Of backends that are never called: their own reasons are given, and not which layers they cannot compute.
 _TRAITS_OF_NOT_CALLED = tuple(trait for trait in LAYER_TRAITS if trait != "indexer")

@@ -8,6 +8,7 @@ together, padded to the longest of their contexts, in tiles of bounded size:
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -198,7 +199,12 @@ def _attend(
         bias = bias.flatten(2, 3)
     if sinks is not None:  # as a column of the scores
         sinks = sinks.view(layer.kv_heads, group, 1).expand(-1, -1, tile.queries).reshape(layer.kv_heads, -1, 1)
-    out = _scaled_dot_product(layer, query, key.transpose(1, 2), value.transpose(1, 2), mask, bias, sinks)
+    temperature = None
+    if layer.temperature_from is not None:
+        factors = tile.positions.float().clamp(min=layer.temperature_from).log() / math.log(layer.temperature_from)
+        temperature = factors[:, None].repeat(1, 1, group).unsqueeze(-1)  # [rows, 1, group * queries, 1]
+    changes = bias, temperature, sinks
+    out = _scaled_dot_product(layer, query, key.transpose(1, 2), value.transpose(1, 2), mask, *changes)
     out = out.view(tile.rows, layer.kv_heads, group, tile.queries, -1)
     return out.permute(0, 3, 1, 2, 4).reshape(tile.rows * tile.queries, layer.heads, -1)
 
@@ -216,13 +222,16 @@ def _scaled_dot_product(
     value: Tensor,
     mask: Tensor,
     bias: Tensor | None,
+    temperature: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    if layer.soft_cap is None and bias is None and sinks is None:
+    if layer.soft_cap is None and bias is None and temperature is None and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=layer.scale)
     scores = torch.matmul(query, key.transpose(-1, -2)).float() * (layer.scale / (layer.soft_cap or 1.0))
     if layer.soft_cap is not None:
         scores = scores.tanh() * layer.soft_cap
+    if temperature is not None:
+        scores = scores * temperature
     if bias is not None:
         scores = scores + bias
     scores = scores.masked_fill(~mask, float("-inf"))

@@ -116,7 +116,8 @@ class TritonAttention:
         tensors = (q, pool.keys, pool.values, step.page_table, step.starts, step.lengths, out)
         sinks = self._sinks.upload(layer.sink_scores)
         reach = (layer.window, layer.chunk)
-        scores = (layer.scale, *reach, layer.soft_cap, sinks, pool.key_scale, pool.value_scale)
+        capped = (layer.soft_cap, layer.temperature_from)
+        scores = (layer.scale, *reach, *capped, sinks, pool.key_scale, pool.value_scale)
         if queries:
             longest = min((step.longest, *(most for most in reach if most is not None)))
             self._decode(step, heads, queries, longest, tensors, scores)

@@ -66,11 +66,13 @@ class World:
         window: int | None = None,
         chunk: int | None = None,
         soft_cap: float | None = None,
+        temperature_from: int | None = None,
         sinks: Sequence[float] | None = None,
         seed: int = 0,
     ) -> None:
         torch.manual_seed(seed)
         self.rows, self.page_size, self.window, self.chunk, self.soft_cap = rows, page_size, window, chunk, soft_cap
+        self.temperature_from = temperature_from
         self.sinks = None if sinks is None else [sinks[head % len(sinks)] for head in range(heads[0])]
         self.heads, self.scale = Heads(*heads, *dims, dtype.itemsize), 1.5 * dims[0] ** -0.5
         kind = pool or str(dtype).removeprefix("torch.")
@@ -97,6 +99,7 @@ class World:
         keys, values = (quantized(tensor, self.kind)[2] for tensor in self.plain)
         lens = [queries for queries, _ in rows], [length for _, length in rows]
         options = {"soft_cap": self.soft_cap, "chunk": self.chunk, "sinks": self.sinks}
+        options["temperature_from"] = self.temperature_from
         return oracles.paged_attention(self.q, keys, values, self.table, *lens, self.scale, self.window, **options)
 
     def _slots(self, row: int, length: int) -> tuple[Tensor, Tensor]:
@@ -120,7 +123,7 @@ class World:
         operands = [*tensors, (self.lengths if lengths is None else lengths)[rows]]
         sinks = None if self.sinks is None else torch.tensor(self.sinks)
         others = [None if other is None else other.to(DEVICE) for other in (sinks, key_scale, value_scale)]
-        scores = [self.scale, self.window, self.chunk, self.soft_cap]
+        scores = [self.scale, self.window, self.chunk, self.soft_cap, self.temperature_from]
         return [*(tensor.to(DEVICE) for tensor in operands), out, *scores, *others]
 
     def out(self) -> Tensor:
@@ -231,6 +234,14 @@ def test_soft_cap(window: int | None) -> None:
     huge = World([(3, 20)], soft_cap=2.0)
     huge.scale = 1e6
     huge.check(huge.extend(), huge.oracle(huge.rows))
+
+
+@every("soft_cap", [None, 2.0])
+def test_temperature(soft_cap: float | None) -> None:
+    """Queries before and behind the position from which scores grow, in one tile."""
+    world = World([(1, 70), (8, 24), (2, 5)], soft_cap=soft_cap, temperature_from=18, window=40)
+    world.check(world.extend())
+    world.check(world.decode(splits=2))
 
 
 SINKS = (0.5, -2.0, float("-inf"), 30.0, 1e4)  # of no effect, and so large that no key has a weight
@@ -345,6 +356,7 @@ def test_empty_steps() -> None:
     chunk=st.sampled_from((None, None, 7, 16)),
     sinks=st.sampled_from((None, SINKS)),
     soft_cap=st.sampled_from((None, 5.0)),
+    temperature_from=st.sampled_from((None, 2, 20)),
     pool=st.sampled_from((None, "int8", *filter(is_testable, ("float8_e4m3fn",)))),
     splits=st.integers(1, 4),
     seed=st.integers(0, 99),

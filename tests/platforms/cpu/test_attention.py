@@ -61,12 +61,14 @@ class World:
         alibi: tuple[float, ...] | None = None,
         chunk: int | None = None,
         sinks: tuple[float, ...] | None = None,
+        temperature_from: int | None = None,
         layers: int = 1,
         backend: Any = TorchNativeAttention,
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
         self.rows, self.page_size, self.dtype, self.pool = rows, page_size, dtype, pool or dtype
         self.layer = AttentionLayer(0, heads[0], heads[1], dim, dim**-0.5, window, soft_cap, alibi=alibi, chunk=chunk)
+        self.layer = replace(self.layer, temperature_from=temperature_from)
         if sinks is not None:
             scores = tuple(sinks[head % len(sinks)] for head in range(heads[0]))
             self.layer = replace(self.layer, sinks=True, sink_scores=scores)
@@ -185,6 +187,7 @@ class World:
             layer.alibi,
             layer.chunk,
             layer.sink_scores,
+            layer.temperature_from,
         )
 
     def relative_error(self) -> float:
@@ -235,6 +238,7 @@ ANY: dict[str, Any] = {
     "soft_cap": st.sampled_from((None, None, 5.0)),
     "chunk": st.sampled_from((None, None, 7, 64)),
     "sinks": st.sampled_from((None, None, SINKS)),
+    "temperature_from": st.sampled_from((None, None, 2, 64)),
     "seed": st.integers(0, 99),
 }
 
@@ -364,6 +368,18 @@ def test_chunks(window: int | None, chunk: int, rows: list[tuple[int, int]], bac
     world = World(rows, window=window, chunk=chunk, backend=backend)
     assert world.relative_error() <= 1
     assert world.backend.supports(world.layer) is None
+
+
+@every("rows", [[(1, 500), (1, 3)], [(300, 300)], [(270, 600), (1, 90), (1, 1)]])
+@every("options", [{}, {"window": 50, "soft_cap": 10.0}, {"soft_cap": 10.0, "sinks": SINKS}])
+@each_backend
+def test_temperature(options: dict[str, Any], rows: list[tuple[int, int]], backend: Any) -> None:
+    """Scores of queries beyond a position are larger, after the soft cap; sinks are not."""
+    world = World(rows, temperature_from=128, backend=backend, **options)
+    assert world.relative_error() <= 1
+    assert world.backend.supports(world.layer) is None
+    world.layer = replace(world.layer, temperature_from=None)
+    assert world.relative_error() <= 1  # of another layer, without it
 
 
 @every("rows", [[(1, 500), (1, 3)], [(300, 300)], [(270, 600), (1, 90), (1, 1)]])

@@ -427,6 +427,7 @@ class Attention(Mixer):
     keys_are_values: bool = False
     kept: bool = False
     relative_bias: bool = False
+    temperature_from: int | None = None
 
     def layer(self, index: int) -> AttentionLayer:
         """The layer with number `index` as backends receive it."""
@@ -443,6 +444,7 @@ class Attention(Mixer):
             alibi=self.alibi,
             bidirectional=self.bidirectional,
             relative_bias=self.relative_bias,
+            temperature_from=self.temperature_from,
         )
 
     def cache(self, dtype: str) -> CacheSpec | None:
@@ -566,7 +568,8 @@ class MoE(Part):
     """A mixture of experts. `choice_bias`: is added to scores for the choice. `shared`: an MLP for every token, whose
     result the sigmoid of `shared_gate` multiplies. `to_experts`, `from_experts`: projections to and from the hidden
     size of the experts, where that is not the model's. `scales_inputs`: the weight of an expert multiplies its inputs,
-    not its result (Llama 4).
+    not its result (Llama 4). With a `logits_soft_cap` c, the router's logits x are c tanh(x / c). `factor`: of the sum
+    of routed and shared experts (Grok 2).
     """
 
     router: Linear
@@ -578,6 +581,8 @@ class MoE(Part):
     to_experts: Linear | None = None
     from_experts: Linear | None = None
     scales_inputs: bool = False
+    logits_soft_cap: float | None = None
+    factor: float = 1.0
 
     def step_bytes(self, item: int) -> int:
         """Bytes of temporary tensors per token, at most; `item`: bytes per element of the model's dtype.

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from srv.models.checkpoints.reading import MAPPED, Reading
-from srv.models.checkpoints.safetensors_file import StoredFile, open_file
+from srv.models.checkpoints.safetensors_file import StoredFile, open_tensors
 from srv.models.checkpoints.safetensors_header import Checkpoint
 from srv.models.checkpoints.storage import StorageFormat
 
@@ -63,15 +63,10 @@ def converted_tensors(
     names = {stored: name for stored in checkpoint.tensors if (name := rename(stored)) is not None}
     shapes = storage.shapes({name: checkpoint.tensors[stored].shape for stored, name in names.items()})
     unused = storage.unused({name for name in shapes if not is_known(name)})
-    paths = {stored: path for path, stored_names in checkpoint.files.items() for stored in stored_names}
     groups = _groups(names, storage)
-    with ExitStack() as stack:
-        opened = {
-            path: stack.enter_context(open_file(path, checkpoint.tensors, mapped=reading.mapped))
-            for path in dict.fromkeys(paths[stored] for stored in names)
-        }
+    with open_tensors(checkpoint, names, mapped=reading.mapped) as opened:
         for group in groups.values():
-            group.files = {stored: opened[paths[stored]] for stored in group.sources}
+            group.files = {stored: opened[stored] for stored in group.sources}
         yield {name: ConvertedTensor(name, groups[name]) for name in shapes if name in groups and name not in unused}
 
 

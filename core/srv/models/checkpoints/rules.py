@@ -30,13 +30,15 @@ class Rename(NamedTuple):
 
     `names`: from the names of modules, or of single tensors, in checkpoints to those in the layers; the first "*"
     stands for the number of a layer. `prefix`: the beginning of all of these but that of the output layer, which some
-    checkpoints leave out. `parts`: from the parts of names between dots to those of the layers, wherever they stand.
+    checkpoints leave out. `parts`: from the parts of names between dots to those of the layers, wherever they stand, or
+    in names that have the part `within`.
     `suffixes`: old names of the last part of a renamed tensor ("gamma"), with those of today.
     """
 
     names: Mapping[str, str] = _NONE
     prefix: str = ""
     parts: Mapping[str, str] = _NONE
+    within: str = ""
     suffixes: Mapping[str, str] = _NONE
 
 
@@ -121,7 +123,7 @@ class WeightMapping:
         self._rules = rules
         self._renames, self._splits = self._of(Rename), self._of(Split)
         self._skipped = frozenset(name for rule in self._of(Skip) for name in rule.tensors)
-        self._parts = {stored: part for rule in self._renames for stored, part in rule.parts.items()}
+        self._parts = [(rule.within, rule.parts) for rule in self._renames if rule.parts]
         self.transposed = tuple(matrix for rule in self._of(Transpose) for matrix in rule.matrices)
         self.permuted = {rule.matrix: rule.rows for rule in self._of(Permute)}
         self.rotary = next(iter(self._of(PermuteRotary)), None)
@@ -143,8 +145,8 @@ class WeightMapping:
         """The name of a checkpoint's tensor in the model; None if no layer needs it."""
         if _NUMBER.sub(".*.", stored, count=1) in self._skipped:
             return None
-        if self._parts:
-            stored = ".".join(self._parts.get(part, part) for part in stored.split("."))
+        for within, names in self._parts:
+            stored = _with_parts(stored, within, names)
         for rule in self._renames:
             bare = stored.removeprefix(rule.prefix)
             (module, suffix), number = _divided(bare), _NUMBER.search(bare)
@@ -164,8 +166,9 @@ class WeightMapping:
             stored = module
         elif number is not None:
             stored = stored.replace("*", number[1], 1)
-        parts = {part: name for name, part in self._parts.items()}
-        return ".".join(parts.get(part, part) for part in stored.split("."))
+        for within, names in self._parts:
+            stored = _with_parts(stored, within, {part: name for name, part in names.items()})
+        return stored
 
     def split(self, name: str) -> tuple[str, ...]:
         """The names of the tensors that one of this name is divided into: itself, or those of the parts."""
@@ -188,6 +191,12 @@ class WeightMapping:
     def qkv(self) -> str | None:
         """The fused matrix of queries, keys and values, if there is one."""
         return next((rule.matrix for rule in self._splits if rule.parts == QKV), None)
+
+
+def _with_parts(name: str, within: str, names: Mapping[str, str]) -> str:
+    """A name with other parts, if it has the part `within`, or that is ""."""
+    parts = name.split(".")
+    return name if within and within not in parts else ".".join(names.get(part, part) for part in parts)
 
 
 def _names_of(rule: Rename, pattern: str) -> list[str]:

@@ -1,9 +1,9 @@
-"""The tensors of one safetensors file, whole or in part, from memory that maps the file or by reading it."""
+"""The tensors of safetensors files, whole or in part, from memory that maps a file or by reading it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from srv.errors import ModelError
 from srv.models.checkpoints.reading import FileBytes
-from srv.models.checkpoints.safetensors_header import DOWNLOAD_AGAIN, StoredTensor
+from srv.models.checkpoints.safetensors_header import DOWNLOAD_AGAIN, Checkpoint, RankShards, StoredTensor
 from srv.models.checkpoints.slices import Slice
 
 
@@ -22,6 +22,20 @@ class StoredFile(Protocol):
 
     def get(self, name: str, part: Slice | None) -> Tensor:
         """A tensor, or a part of it, in host memory. Raises ModelError."""
+
+
+@contextmanager
+def open_tensors(checkpoint: Checkpoint, names: Collection[str], *, mapped: bool) -> Iterator[dict[str, StoredFile]]:
+    """What reads each of these tensors, in the order of the files. Raises ModelError (damaged)."""
+    paths = {name: path for path, stored in checkpoint.files.items() for name in stored if name in names}
+    shards = {name: checkpoint.shards[name] for name in paths if name in checkpoint.shards}
+    of_ranks = (path for each in shards.values() for path in each.parts)
+    with ExitStack() as stack:
+        opened: dict[Path, StoredFile] = {}
+        for path in dict.fromkeys((*paths.values(), *of_ranks)):
+            own = {name: each.parts[path] for name, each in shards.items() if path in each.parts}
+            opened[path] = stack.enter_context(open_file(path, {**checkpoint.tensors, **own}, mapped=mapped))
+        yield {name: _Joined(shards[name], opened) if name in shards else opened[path] for name, path in paths.items()}
 
 
 @contextmanager
@@ -78,6 +92,25 @@ class _Read:
 
 def _joined(ranges: list[Tensor], part: Slice) -> Tensor:
     return ranges[0] if len(ranges) == 1 else torch.cat(ranges, part.axis)
+
+
+class _Joined:
+    """A tensor that is divided among the files of several ranks."""
+
+    def __init__(self, shards: RankShards, files: Mapping[Path, StoredFile]) -> None:
+        self._shards, self._files = shards, files
+
+    def get(self, name: str, part: Slice | None) -> Tensor:
+        axis, found, begin = self._shards.axis, list[Tensor](), 0
+        for path, stored in self._shards.parts.items():
+            size = stored.shape[axis]
+            own = part
+            if part is not None and part.axis == axis:
+                own = Slice(axis, *(min(max(end - begin, 0), size) for end in (part.begin, part.end)), size)
+            if own is None or own.end > own.begin:
+                found.append(self._files[path].get(name, own))
+            begin += size
+        return torch.cat(found, axis)
 
 
 def _damaged(path: Path, error: SafetensorError) -> ModelError:

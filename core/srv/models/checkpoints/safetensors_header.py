@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from srv.errors import ModelError
@@ -26,6 +28,9 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 DOWNLOAD_AGAIN = "The file is incomplete or damaged: download it again and compare its checksum"
+_OF_RANK = re.compile(r"-TP-(\d{3})\.safetensors$")
+# By the names of matrices that are divided among ranks, the axis: of outputs, or of inputs.
+_RANK_AXES: Mapping[str, int] = MappingProxyType({"w1": 0, "w3": 0, "w2": 1})
 _PREDICTION = ".eh_proj.weight"  # joins the embedding of the next token and a hidden state
 _OWN_PREDICTION = "mtp."  # where "fc" does it (Qwen), or the first of several layers (Nemotron 3)
 _MIMO_PREDICTION = "model.mtp_layers."
@@ -69,6 +74,23 @@ class StoredTensor:
     begin: int = 0
 
 
+class RankShards(NamedTuple):
+    """A tensor that several files have a part of, one of each rank. `axis`: along which they are joined.
+
+    `parts`: by the path of the file, in their order; they have the same shape.
+    """
+
+    axis: int
+    parts: Mapping[Path, StoredTensor]
+
+    @property
+    def whole(self) -> StoredTensor:
+        """The joined tensor, which begins nowhere."""
+        part, count = next(iter(self.parts.values())), len(self.parts)
+        shape = tuple(size * (count if axis == self.axis else 1) for axis, size in enumerate(part.shape))
+        return StoredTensor(part.dtype, shape, part.size * count)
+
+
 class KVScaleTensor(NamedTuple):
     """A tensor with the scale of keys or values. `path`: of its file."""
 
@@ -83,12 +105,15 @@ class Checkpoint:
 
     `files`: the names in each file, by the path of the file. `kv_scales`: the scales of keys and values by name, which
     are no weights and not among `tensors`. `prediction`: the names of tensors of layers that predict further tokens.
+    `shards`: the tensors that are divided among files, by name; they are among `tensors` as wholes, which begin nowhere,
+    and among the names of the first of these files.
     """
 
     tensors: Mapping[str, StoredTensor]
     files: Mapping[Path, tuple[str, ...]]
     kv_scales: Mapping[str, KVScaleTensor] = field(default_factory=dict)
     prediction: tuple[str, ...] = ()
+    shards: Mapping[str, RankShards] = field(default_factory=dict)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint | None:
@@ -127,10 +152,14 @@ def _stamps(paths: Iterable[Path]) -> Stamps:
 
 @lru_cache(maxsize=2)  # of a model and its draft model
 def _read(folder: Path, paths: tuple[Path, ...], stamps: Stamps) -> Checkpoint:
+    headers = {path: read_safetensors(path) for path in paths}
+    shards = _rank_shards(folder, headers)
     tensors: dict[str, StoredTensor] = {}
     files: dict[Path, tuple[str, ...]] = {}
-    for path in paths:
-        found = read_safetensors(path)
+    for path, header in headers.items():
+        own = {name: tensor for name, tensor in header.items() if name not in shards}
+        joined = {name: each.whole for name, each in shards.items() if path == next(iter(each.parts))}
+        found = own | joined
         duplicates = sorted(found.keys() & tensors.keys())
         if duplicates:
             raise ModelError("damaged", str(path), f"tensor {duplicates[0]} is also in another file", DOWNLOAD_AGAIN)
@@ -146,7 +175,38 @@ def _read(folder: Path, paths: tuple[Path, ...], stamps: Stamps) -> Checkpoint:
     }
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(further) and name not in scales}
     of_files = {path: tuple(name for name in names if name in kept) for path, names in files.items()}
-    return Checkpoint(kept, of_files, scales, tuple(name for name in tensors if name.startswith(further)))
+    prediction = tuple(name for name in tensors if name.startswith(further))
+    return Checkpoint(kept, of_files, scales, prediction, shards)
+
+
+def _rank_shards(folder: Path, headers: Mapping[Path, Mapping[str, StoredTensor]]) -> dict[str, RankShards]:
+    """The tensors of which the files of several ranks have a part, as in Grok 2: "…-TP-003.safetensors".
+
+    Raises ModelError with code not_found, damaged or unsupported_format.
+    """
+    ranks = {path: int(found[1]) for path in headers if (found := _OF_RANK.search(path.name)) is not None}
+    count = max(ranks.values(), default=-1) + 1
+    parts: dict[str, dict[int, Path]] = {}
+    for path, rank in ranks.items():
+        for name in headers[path]:
+            parts.setdefault(name, {})[rank] = path
+    found: dict[str, RankShards] = {}
+    for name, paths in parts.items():
+        missing = sorted(set(range(count)) - set(paths))
+        if missing:
+            example = next(iter(paths.values())).name
+            reason = f"the part of rank {missing[0]} of tensor {name} is missing, beside {example}"
+            raise ModelError("not_found", str(folder), reason, "Download the missing files")
+        tensors = {paths[rank]: headers[paths[rank]][name] for rank in range(count)}
+        axis = _RANK_AXES.get(name.removesuffix(".weight").rpartition(".")[2])
+        if axis is None:
+            reason = f"tensor {name} is divided among the files of {count} ranks, and its name does not say along"
+            reason += " which axis"
+            raise ModelError("unsupported_format", str(folder), reason, "Join the parts into one file")
+        if len({(each.dtype, each.shape) for each in tensors.values()}) > 1:
+            _damaged(next(iter(tensors)), f"its part of tensor {name} has another shape than those of other ranks")
+        found[name] = RankShards(axis, tensors)
+    return found
 
 
 def _prediction_layers(names: Iterable[str]) -> tuple[str, ...]:

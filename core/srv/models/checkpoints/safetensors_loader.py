@@ -6,7 +6,6 @@ Owns the loop over a checkpoint's files. Must not know architectures.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 
 from torch import Tensor
@@ -15,7 +14,7 @@ from srv.errors import ModelError
 from srv.models.checkpoints.filling import NO_SLICES, Meter, Progress, own_threads
 from srv.models.checkpoints.matching import cut, fill, needed_tensors
 from srv.models.checkpoints.reading import MAPPED, Reading, for_each
-from srv.models.checkpoints.safetensors_file import open_file
+from srv.models.checkpoints.safetensors_file import open_tensors
 from srv.models.checkpoints.safetensors_header import read_checkpoint
 from srv.models.checkpoints.slices import Slices
 from srv.models.checkpoints.storage import StorageFormat
@@ -48,17 +47,12 @@ def load_safetensors(
     needed = needed_tensors(str(folder), shapes, weight_views, stored_as, slices, rename)
     meter = Meter(sum(checkpoint.tensors[stored].size for stored in needed), progress)
     paths = {stored: path for path, names in checkpoint.files.items() for stored in names if stored in needed}
-    with ExitStack() as stack:
-        stack.enter_context(own_threads(reading.threads))
-        opened = {
-            path: stack.enter_context(open_file(path, checkpoint.tensors, mapped=reading.mapped))
-            for path in dict.fromkeys(paths.values())
-        }
+    with own_threads(reading.threads), open_tensors(checkpoint, paths, mapped=reading.mapped) as opened:
 
         def load(stored: str) -> None:
             name, path = needed[stored], paths[stored]
             whole = stored_as.is_read_whole(name)
-            read = opened[path].get(stored, None if whole else slices.get(name))
+            read = opened[stored].get(stored, None if whole else slices.get(name))
             for target, tensor in stored_as.convert(name, read).items():
                 if target not in weight_views:
                     continue  # `unused` has said so

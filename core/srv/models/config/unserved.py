@@ -1,4 +1,4 @@
-"""Model types and classes that srv does not serve, whatever their sizes, and what it lacks for them. Torch-free.
+"""Model types that srv does not serve, whatever their sizes, and what it lacks for them. Torch-free.
 
 Their configurations may have fields of any names, so that a search for sizes would complain of one that is missing.
 Must not know model types that only some configurations of are refused.
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from srv.models.families.registry import named_class
 
 _NO_ATTENTION = "has no attention: it keeps a recurrent state, which no native layers compute"
 _DRAFTS = "only assists another model, from whose hidden states and keys it drafts: srv has no such drafter"
@@ -42,16 +41,8 @@ UNSERVED: Mapping[str, str] = MappingProxyType(
         " layer before. No native layers compute these",
     }
 )
-# Likewise by the class that a configuration names, of models whose type is that of another one in transformers.
-UNSERVED_CLASSES: Mapping[str, str] = MappingProxyType(
-    {
-        "Grok1ForCausalLM": "multiplies scores that are capped by a factor that grows with the position"
-        " (`attn_temperature_len`), caps the logits of its routers, and is stored as the parts of several ranks, none"
-        " of which native layers compute or read",
-    }
-)
 
 
 def reason_of(config: Mapping[str, Any]) -> str | None:
-    """Why a model is not served, a clause; None if its type and class do not say. `config`: as in its file."""
-    return UNSERVED_CLASSES.get(named_class(config) or "") or UNSERVED.get(str(config.get("model_type")))
+    """Why a model is not served, a clause; None if its type does not say. `config`: as in its file."""
+    return UNSERVED.get(str(config.get("model_type")))

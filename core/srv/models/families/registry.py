@@ -140,6 +140,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
         "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
         "GraniteMoeForCausalLM": "granite_moe:GRANITE",
         "GraniteMoeSharedForCausalLM": "granite_moe:SHARED",
+        "Grok1ForCausalLM": "grok",
         "HunYuanDenseV1ForCausalLM": "hunyuan",
         "HunYuanMoEV1ForCausalLM": "hunyuan_moe",
         "InternLM2ForCausalLM": "internlm:INTERNLM2",

@@ -178,12 +178,16 @@ class MoE(nn.Module):
             self._route = context.bind(blueprint.ROUTE, experts=experts.count, top_k=experts.used)
         self._routing = part.routing[:-1]
         self._scales_inputs = part.scales_inputs
+        self._logits_soft_cap, self._factor = part.logits_soft_cap, part.factor
         self.shared = None if part.shared is None else MLP(part.shared, place.within(part.shared))
         self.shared_gate: Projection | None = None if part.shared_gate is None else place.linear(part.shared_gate)
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.choice_bias is None else self.choice_bias.values
-        ids, weights = self._route(self.router.kernel(x).float(), bias, *self._routing)
+        logits = self.router.kernel(x).float()
+        if self._logits_soft_cap is not None:
+            logits = torch.tanh(logits / self._logits_soft_cap) * self._logits_soft_cap
+        ids, weights = self._route(logits, bias, *self._routing)
         if self.observe is not None:
             self.observe(ids)
         ids = self.of_rank(ids)
@@ -192,12 +196,12 @@ class MoE(nn.Module):
         out = compute(rows, ids, weights)
         if self.from_experts is not None:
             out = self.from_experts.kernel(out)
-        if self.shared is None:
-            return out
-        shared = self.shared.forward(x)
-        if self.shared_gate is not None:
-            shared = shared * self.shared_gate.kernel(x).sigmoid()
-        return out + shared
+        if self.shared is not None:
+            shared = self.shared.forward(x)
+            if self.shared_gate is not None:
+                shared = shared * self.shared_gate.kernel(x).sigmoid()
+            out = out + shared
+        return out if self._factor == 1.0 else out * self._factor
 
     def of_rank(self, ids: Tensor) -> Tensor:
         """Numbers of experts, counted from this rank's first one; those of other ranks' experts are out of range."""

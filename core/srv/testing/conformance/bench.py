@@ -309,6 +309,9 @@ def reference(layer: AttentionLayer, q: Tensor, keys: Tensor, values: Tensor) ->
     scores = torch.einsum("qhd,khd->hqk", q, keys) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    if layer.temperature_from is not None:
+        positions = torch.arange(len(keys) - len(q), len(keys), dtype=torch.float64).clamp(min=layer.temperature_from)
+        scores *= (positions.log() / math.log(layer.temperature_from))[:, None]
     distance = torch.arange(len(keys) - len(q), len(keys))[:, None] - torch.arange(len(keys))[None, :]
     if layer.alibi is not None:
         scores -= torch.tensor(layer.alibi, dtype=torch.float64)[:, None, None] * distance

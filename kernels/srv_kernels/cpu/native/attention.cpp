@@ -329,7 +329,7 @@ private:
             const int64_t visible = max_of(tiles.first_visible(position), tile.first_key);
             const auto first = static_cast<int32_t>(max_of(visible - key, 0));
             const auto last = static_cast<int32_t>(min_of(min_of(position + 1, tile.end_key) - key, KV_TILE));
-            const Float32x16 maximum = scale_scores(&space.scores[r * KV_TILE], count, first, last);
+            const Float32x16 maximum = scale_scores(&space.scores[r * KV_TILE], count, first, last, temperature(position));
             const float before = space.row_max[r];
             if (any_greater(maximum, before)) {
                 rescale(space, r, before, reduce_max(maximum));
@@ -387,15 +387,22 @@ private:
         space.row_max[r] = top;
     }
 
+    // By what the scores of a query are multiplied.
+    float temperature(int64_t position) const {
+        if (a.temperature_from == 0 || position <= a.temperature_from) return 1;
+        return __builtin_logf(static_cast<float>(position)) / __builtin_logf(static_cast<float>(a.temperature_from));
+    }
+
     // Scales, soft-caps and masks scores in place; returns the maximum per lane.
-    Float32x16 scale_scores(float* scores, int64_t count, int32_t first, int32_t last) const {
+    Float32x16 scale_scores(float* scores, int64_t count, int32_t first, int32_t last, float temperature) const {
         const bool plain = first == 0 && last == KV_TILE && a.soft_cap == 0;
+        const float scale = a.soft_cap == 0 ? score_scale * temperature : score_scale;
         Float32x16 maximum = broadcast(NEG_INF);
         for (int64_t i = 0; i < count; i += LANES) {
-            Float32x16 value = load(scores + i) * score_scale;
+            Float32x16 value = load(scores + i) * scale;
             if (!plain) {
                 const Int32x16 at = iota() + static_cast<int32_t>(i);
-                value = select((at >= first) & (at < last), apply_soft_cap(value), broadcast(NEG_INF));
+                value = select((at >= first) & (at < last), apply_soft_cap(value, temperature), broadcast(NEG_INF));
             }
             store(scores + i, value);
             maximum = max_lanes(value, maximum);
@@ -413,10 +420,12 @@ private:
 
     static float max_float(float a, float b) { return a > b ? a : b; }
 
-    Float32x16 apply_soft_cap(Float32x16 score) const {
+    // Times the temperature, which is in the scores already where no soft cap is.
+    Float32x16 apply_soft_cap(Float32x16 score, float temperature) const {
         if (a.soft_cap == 0) return score;
         const Float32x16 grown = exponential(score * (2.0f / a.soft_cap));
-        return a.soft_cap - 2.0f * a.soft_cap / (grown + 1.0f);
+        const float cap = a.soft_cap * temperature;
+        return cap - 2.0f * cap / (grown + 1.0f);
     }
 
     void accumulate_values(Workspace<P>& space, const AttentionTile& tile, Range range, int64_t row, int64_t key,

@@ -268,6 +268,7 @@ struct AttentionArgs {
     int64_t split_keys;     // the keys of a row with one query are divided at its multiples
     Type pool_type;
     float key_scale, value_scale;  // of a float8 pool, whose vectors are divided by it; otherwise 1
+    int64_t temperature_from;      // 0, or capped scores of a query at position p > this n are multiplied by ln(p) / ln(n)
 };
 
 // Multi-head latent attention over a paged pool, after writing this step's vectors to it: see latent_attention.cpp. Rows,

@@ -137,6 +137,7 @@ def mixture(
     shared: int = 0,
     shared_gate: bool = False,
     shared_name: str = "shared_expert",
+    shared_activation: Activation = "silu_gated",
     activation: ExpertActivation = "silu",
     bias: bool = False,
     router: str = "gate",
@@ -150,7 +151,7 @@ def mixture(
     """
     hidden = sizes.hidden_size
     correction = Tensors({f"{router}.e_score_correction_bias": (count,)}) if routing.bias else None
-    every = mlp(sizes, inner=shared, name=shared_name) if shared else None
+    every = mlp(sizes, activation=shared_activation, inner=shared, name=shared_name) if shared else None
     gate = Linear({f"{shared_name}_gate": 1}, hidden) if every is not None and shared_gate else None
     chooses = Linear({router: count}, hidden, router_bias, role=ROUTER)
     experts = Experts(count, routing.top_k, hidden, inner, bias, activation, name="experts")
