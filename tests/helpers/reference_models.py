@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -266,7 +267,96 @@ _BAILING: Fields = {
 }
 _EMBEDDINGS = "model.word_embeddings.weight"
 # By model types.
+def _grok_shapes(c: Fields) -> Shapes:
+    hidden, dim = c["hidden_size"], c["head_dim"]
+    queries, keys = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
+    shapes: Shapes = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (c["vocab_size"], hidden))
+    shapes["model.norm.weight"] = (hidden,)
+    for layer in range(c["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        shapes |= {f"{prefix}.{name}_norm.weight": (hidden,) for name in ("pre_attn", "post_attn", "pre_moe", "post_moe")}
+        rows = {"q": queries, "k": keys, "v": keys}
+        shapes |= {f"{prefix}.self_attn.{name}_proj.weight": (size, hidden) for name, size in rows.items()}
+        shapes |= {f"{prefix}.self_attn.o_proj.weight": (hidden, queries)}
+        shapes |= {f"{prefix}.block_sparse_moe.gate.weight": (c["num_local_experts"], hidden)}
+        if c["residual_moe"]:
+            inner = c["intermediate_size"]
+            shapes |= {f"{prefix}.mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+            shapes |= {f"{prefix}.mlp.down_proj.weight": (hidden, inner)}
+        for expert in range(c["num_local_experts"]):
+            name, inner = f"{prefix}.block_sparse_moe.experts.{expert}", c["moe_intermediate_size"]
+            shapes |= {f"{name}.w1.weight": (inner, hidden), f"{name}.w3.weight": (inner, hidden)}
+            shapes |= {f"{name}.w2.weight": (hidden, inner)}
+    return shapes
+
+
+def _grok(c: Fields, w: Weights, tokens: Tensor) -> Tensor:
+    """grok.py of SGLang, with its router (moe/router.py) and the temperature of its Triton attention."""
+    dim, heads, keys, eps = c["head_dim"], c["num_attention_heads"], c["num_key_value_heads"], c["rms_norm_eps"]
+    gelu = partial(F.gelu, approximate="tanh")
+    positions = torch.arange(len(tokens)).float()
+    longer = torch.log2(positions.clamp(min=1.0)) / torch.log2(torch.tensor(float(c["attn_temperature_len"])))
+    temperature = torch.where(positions > c["attn_temperature_len"], longer, 1.0)
+
+    def capped(x: Tensor, field: str) -> Tensor:
+        return c[field] * torch.tanh(x / c[field])
+
+    def cap(scores: Tensor) -> Tensor:
+        return capped(scores, "attn_logit_softcapping") * temperature[:, None]
+
+    def feed(x: Tensor, prefix: str) -> Tensor:
+        logits = F.linear(x, w[f"{prefix}.block_sparse_moe.gate.weight"]).float()
+        weights = capped(logits, "router_logit_softcapping").softmax(-1)
+        weights, ids = weights.topk(c["num_experts_per_tok"], -1)
+
+        def expert(number: int, row: Tensor) -> Tensor:
+            name = f"{prefix}.block_sparse_moe.experts.{number}"
+            return gated(row, *(w[f"{name}.{part}.weight"] for part in ("w1", "w3", "w2")), gelu)
+
+        routed = mixed(x, ids, weights, expert)
+        if not c["residual_moe"]:
+            return routed
+        dense = gated(x, *(w[f"{prefix}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down")), gelu)
+        return (dense + routed) / 1.4142135623730951
+
+    x = w["model.embed_tokens.weight"][tokens] * c["embedding_multiplier_scale"]
+    for layer in range(c["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        norms = {name: w[f"{prefix}.{name}_norm.weight"] for name in ("pre_attn", "post_attn", "pre_moe", "post_moe")}
+        read = rms_norm(x, norms["pre_attn"], eps)
+        rows = (F.linear(read, w[f"{prefix}.self_attn.{name}_proj.weight"]) for name in "qkv")
+        q, k, v = (each.unflatten(-1, (-1, dim)) for each in rows)
+        assert (q.shape[1], k.shape[1]) == (heads, keys)
+        q, k = rotated(q, c["rope_theta"], dim), rotated(k, c["rope_theta"], dim)
+        mixed_tokens = F.linear(attended(q, k, v, dim**-0.5, cap), w[f"{prefix}.self_attn.o_proj.weight"])
+        x = x + rms_norm(mixed_tokens, norms["post_attn"], eps)
+        x = x + rms_norm(feed(rms_norm(x, norms["pre_moe"], eps), prefix), norms["post_moe"], eps)
+    head = w["lm_head.weight"].float() * c["output_multiplier_scale"]
+    return capped(F.linear(rms_norm(x, w["model.norm.weight"], eps), head), "final_logit_softcapping")
+
+
+_GROK: Fields = {
+    "architectures": ["Grok1ForCausalLM"],
+    "model_type": "git",  # as it is published
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "residual_moe": True,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500.0,
+    "rope_type": "original",
+    "scaling_factor": 16.0,
+    "attn_logit_softcapping": 1.5,
+    "router_logit_softcapping": 0.7,
+    "final_logit_softcapping": 5.0,
+    "attn_temperature_len": 6,
+    "embedding_multiplier_scale": 3.0,
+    "output_multiplier_scale": 0.5,
+    "sliding_window_size": -1,
+    "global_attn_every_n": 1,
+}
 FAMILIES: dict[str, Family] = {
+    "git": Family("Grok1ForCausalLM", _GROK, _grok_shapes, _grok),
     "bailing_moe": Family("BailingMoeForCausalLM", _BAILING, _bailing_shapes, _bailing, _EMBEDDINGS),
     "xverse": Family("XverseForCausalLM", _XVERSE, _xverse_shapes, _xverse),
     "bailing_moe_v2": Family(

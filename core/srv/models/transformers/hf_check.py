@@ -9,6 +9,7 @@ the batch. Only this check detects architectures that mix tokens outside attenti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -48,6 +49,9 @@ def dense_attention(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor) -> T
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
+    if layer.temperature_from is not None:
+        positions = torch.arange(len(k) - len(q), len(k)).float().clamp(min=layer.temperature_from)
+        scores *= (positions.log() / math.log(layer.temperature_from))[:, None].to(scores.device)
     distance = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))[None, :]
     if layer.bidirectional:
         distance = distance.abs()

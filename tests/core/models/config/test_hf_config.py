@@ -217,11 +217,6 @@ def test_generation_config_names_the_end_tokens(tmp_path: Path) -> None:
             "unsupported_config",
             "DeepseekV4ForCausalLM attends, beyond a window, to compressed keys and values",
         ),
-        (
-            {"architectures": ["Grok1ForCausalLM"], "model_type": "git"},  # as Grok 2 is published
-            "unsupported_config",
-            "Grok1ForCausalLM multiplies scores that are capped by a factor that grows with the position",
-        ),
     ],
 )
 def test_configurations_that_cannot_be_served(fields: dict[str, Any], code: str, reason: str, tmp_path: Path) -> None:

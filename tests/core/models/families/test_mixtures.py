@@ -20,7 +20,9 @@ from safetensors.torch import load_file, save_file
 from thread_ranks import on_ranks
 from transformers import AutoModelForCausalLM
 
+from srv.errors import ModelError
 from srv.models import derive
+from srv.models.checkpoints.reading import MAPPED, Reading
 from srv.models.families.trees import native_tree
 from srv.models.read import read_facts
 from srv.models.unsupported import UnsupportedConfig
@@ -171,6 +173,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "bailing_moe",
         {**BAILING, "use_qkv_bias": True, "norm_topk_prob": False, "num_shared_experts": None},
     ),
+    "grok": ("git", {"head_dim": 8}),
+    "grok without an MLP beside the experts, or a temperature": (
+        "git",
+        {"head_dim": 8, "residual_moe": False, "attn_temperature_len": 1000},
+    ),
     "xverse": ("xverse", {}),
     "xverse with weights of a sum of 1": ("xverse", {"norm_topk_prob": True, "num_shared_experts": 1}),
     "xverse without experts": ("xverse", {"num_experts": None}),
@@ -199,6 +206,7 @@ SHARDED = [
     "mimo_v2_flash",
     "bailing_moe with biases, and weights as they are",
     "bailing_moe_v2",
+    "grok",
     "xverse",
 ]
 
@@ -310,6 +318,7 @@ def test_ranks_compute_the_same_logits(case: str, tmp_path: Path) -> None:
             {"moe_shared_expert_intermediate_size": 7},
             "moe_shared_expert_intermediate_size = 7",
         ),
+        ("Grok1ForCausalLM", {"rope_type": "yarn_log"}, "rope_type = 'yarn_log'"),
         ("XverseForCausalLM", {"bias": True}, "bias = True"),
         ("XverseForCausalLM", {"num_experts": 2, "moe_top_k": 3}, "num_experts_per_tok = 3 of 2 experts"),
         ("Glm4MoeLiteForCausalLM", {"rope_interleave": False}, "rope_interleave = False"),
@@ -326,3 +335,41 @@ def test_fields_that_are_not_implemented_are_refused_by_name(name: str, fields: 
     native_tree(name, base)
     with pytest.raises(UnsupportedConfig, match=re.escape(named)):
         native_tree(name, {**base, **fields})
+
+
+def in_parts(folder: Path, ranks: int = 4) -> None:
+    """Store experts as xAI stores those of Grok 2: each rank has a part of each matrix, and one file has the rest."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    path.unlink()
+    experts = {name: each for name, each in weights.items() if ".experts." in name}
+    rest = {name: each for name, each in weights.items() if name not in experts}
+    save_file(rest, folder / "pytorch_model-00000-TP-common.safetensors")
+    for rank in range(ranks):
+        for number, end in enumerate(("w1", "w2", "w3"), 1):
+            parts = {
+                name: each.chunk(ranks, int(end == "w2"))[rank].contiguous()
+                for name, each in experts.items()
+                if name.endswith(f"{end}.weight")
+            }
+            save_file(parts, folder / f"pytorch_model-{number:05d}-TP-{rank:03d}.safetensors")
+
+
+def test_parts_of_several_ranks_are_joined(tmp_path: Path) -> None:
+    """As Grok 2 is published. Two ranks read their share of the parts, whichever files these are in."""
+    model = saved("grok", tmp_path)
+    before, tokens = read_facts(tmp_path), tokens_of(model, 12)
+    expected = our_logits(built(tmp_path), tokens)
+    in_parts(tmp_path)
+    facts = read_facts(tmp_path)
+    assert (facts.parameters, facts.weight_bytes) == (before.parameters, before.weight_bytes)
+    for reading in (MAPPED, Reading(mapped=False)):
+        assert torch.equal(our_logits(built(tmp_path, reading=reading), tokens), expected)
+    shares = on_ranks(
+        2, lambda group, communicator: our_logits(built(tmp_path, group=group, communicator=communicator), tokens)
+    )
+    for logits in shares:
+        torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-3)
+    (tmp_path / "pytorch_model-00002-TP-001.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"the part of rank 1 of tensor \S+\.w2\.weight is missing"):
+        read_facts(tmp_path)
