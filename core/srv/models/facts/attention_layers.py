@@ -44,11 +44,17 @@ def _of_facts(model: ModelFacts) -> tuple[AttentionLayer, ...]:
             soft_cap=float(cap) if isinstance(cap, (int, float)) and cap else None,
             chunk=_chunk(config, index),
             sinks=config.get("model_type") in SINKS,
+            temperature_from=_temperature_from(config),
         )
         for group in attention_specs(model.cache_groups)
         for index in group.layers
     ]
     return tuple(sorted(layers, key=lambda layer: layer.index))
+
+
+def _temperature_from(config: Mapping[str, Any]) -> int | None:
+    first = config.get("attn_temperature_len")
+    return first if isinstance(first, int) and first > 1 else None
 
 
 def _chunk(config: Mapping[str, Any], index: int) -> int | None:

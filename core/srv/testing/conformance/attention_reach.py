@@ -1,4 +1,4 @@
-"""L2: attention sinks, attention within chunks, and to later tokens, in every backend that accepts such models."""
+"""L2: sinks, temperature, attention within chunks and to later tokens, in every backend that accepts such models."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from srv.testing.conformance.setups import AttentionSetup, select_setups
 # Classes without native layers: the fields alone tell which attention they have.
 SINKS = {"architectures": ["FlintForCausalLM"], "model_type": "flint"}
 CHUNKS = {"architectures": ["InChunksForCausalLM"], "model_type": "in_chunks", "attention_chunk_size": 5}
+_TEMPERATURE = 4
+SHARPENED = {"architectures": ["SharpenedForCausalLM"], "model_type": "sharpened", "attn_temperature_len": _TEMPERATURE}
 _ENCODER = {"architectures": ["BertModel"], "model_type": "bert", "hidden_act": "gelu", "type_vocab_size": 2}
 _LOCAL = 5
 
@@ -49,6 +51,19 @@ def chunks(kit: Kit) -> str:
             check_typical(kit, setup, f"attention within chunks of {tokens} tokens", chunk=tokens)
 
     return run_each(select_setups(kit, fields=CHUNKS), check)
+
+
+def temperature(kit: Kit) -> str:
+    """Layers whose scores grow with the position, with and without a soft cap, in short rows and in a long one."""
+
+    def check(setup: AttentionSetup) -> None:
+        check_typical(kit, setup, "scores that grow with the position", temperature_from=_TEMPERATURE)
+        further: dict[str, Any] = {"soft_cap": SOFT_CAP}
+        for trait in further.keys() & set(setup.spec.traits):
+            capped = {"temperature_from": _TEMPERATURE, trait: further[trait]}
+            check_typical(kit, setup, "capped scores that grow with the position", **capped)
+
+    return run_each(select_setups(kit, fields=SHARPENED), check)
 
 
 def both_ways(kit: Kit) -> str:

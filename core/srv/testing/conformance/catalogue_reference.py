@@ -302,6 +302,15 @@ L2 = (
         module="attention_reach",
     ),
     _reference_check(
+        "attention.temperature",
+        "attention is correct if scores grow with the position, if the backend accepts such models",
+        "Scores of a query at position p, after the soft cap, are multiplied by ln(p) / ln(n) if p is larger than n, "
+        "which is AttentionLayer.temperature_from. If the kernels do not support this, remove the trait from "
+        "BackendSpec.traits.",
+        _PAGED,
+        module="attention_reach",
+    ),
+    _reference_check(
         "attention.both_ways",
         "attention to earlier and later tokens is correct, if the backend accepts encoders",
         "Of a layer with AttentionLayer.bidirectional nothing is stored: each row is a whole sequence, whose keys and "
@@ -422,7 +431,7 @@ GRAPHS = (
     ),
     _graph_check(
         "traits",
-        "a captured step is correct with other scales, and the declared ones of sinks, soft_cap, alibi and chunks",
+        "a captured step is correct with other scales, and the declared ones of sinks, soft_cap, alibi, chunks and temperature",
         "The captured kernel needs what the layer has, as the eager one does. Where steps with such layers cannot be "
         "captured, say graphs=False, or remove the trait.",
         (
@@ -433,6 +442,7 @@ GRAPHS = (
                 "attention.soft_cap",
                 "attention.alibi",
                 "attention.chunks",
+                "attention.temperature",
             ),
             *(*_OF_ONE_GROUP, "graph.gqa", "graph.groups"),
         ),

@@ -30,7 +30,7 @@ from srv.testing.conformance.attention import (
     run_shared_heads,
     slopes,
 )
-from srv.testing.conformance.attention_reach import CHUNKS, SINKS, with_sinks
+from srv.testing.conformance.attention_reach import CHUNKS, SHARPENED, SINKS, with_sinks
 from srv.testing.conformance.bench import PAGES, SPARE_PAGES, Bench, BenchRow, known_on_device, on_device, step_groups
 from srv.testing.conformance.fp8_kv import with_scales
 from srv.testing.conformance.kit import Kit
@@ -138,7 +138,7 @@ def kv_dtypes(kit: Kit) -> str:
 
 
 def traits(kit: Kit) -> str:
-    """Other scales, and the traits that are declared of sinks, capped scores, position biases and chunks."""
+    """Other scales, and the traits that are declared of sinks, capped scores, position biases, chunks and temperature."""
     declared = {trait for spec in backend_specs(kit, "attention") for trait in spec.traits}
     summaries: list[str] = []
     refusals: list[str] = []
@@ -165,6 +165,7 @@ _TRAITS: Mapping[str, tuple[Mapping[str, Any], Callable[[AttentionSetup], dict[s
         "soft_cap": (CAPPED, lambda setup: {"soft_cap": SOFT_CAP}),
         "alibi": (BIASED, lambda setup: {"alibi": slopes(setup)}),
         "chunks": (CHUNKS, lambda setup: {"chunk": 5}),
+        "temperature": (SHARPENED, lambda setup: {"temperature_from": 4}),
     }
 )
 _KV_DTYPES = {"int8_kv": ("int8",), "fp8_kv": FLOAT8}  # by capability

@@ -78,6 +78,7 @@ TOY = frozenset(
         "attention.alibi",
         "attention.sinks",
         "attention.chunks",
+        "attention.temperature",
         "attention.both_ways",
         "attention.latent",
         "engine.float32",
@@ -99,6 +100,7 @@ NPU = frozenset(
         "attention.alibi",
         "attention.sinks",
         "attention.chunks",
+        "attention.temperature",
         "engine.float32",
         "engine.bfloat16",
     )
