@@ -48,6 +48,7 @@ _INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "
 _MXFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "group", "group_size": 32}
 _INT8 = ({**_CHANNEL, "type": "int"}, {**_TOKEN, "type": "int"})
 _FLOAT8 = ({**_CHANNEL, "type": "float"}, {**_TOKEN, "type": "float"})
+_NVFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
 _NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 _INT8_WEIGHTS = {"_type": "Int8WeightOnlyConfig", "_data": {}}
 _NOT_EXPERTS = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
@@ -56,7 +57,10 @@ FORMS: Mapping[str, tuple[Form, ...]] = MappingProxyType(
     {
         "awq": (Form("", {"quant_method": "awq", "bits": 4, "group_size": 128, "modules_to_not_convert": _LEFT_OUT}),),
         "gptq": (Form("", _gptq()), Form("desc_act", _gptq(desc_act=True))),
-        "compressed-tensors": (Form("", _compressed("pack-quantized", _INT4)),),
+        "compressed-tensors": (
+            Form("", _compressed("pack-quantized", _INT4)),
+            Form("NVFP4", _compressed("nvfp4-pack-quantized", _NVFP4)),
+        ),
         "w8a8_int8": (Form("", _compressed("int-quantized", *_INT8)),),
         "fp8": (
             Form("blocks of 128 x 128", {**_FP8, "weight_block_size": [128, 128]}),

@@ -11,7 +11,7 @@ _THIRD_PARTY = "tests/core/quantization/test_third_party.py"
 FAULTS = (
     Fault(
         name="nibbles-in-the-other-order",
-        file="core/srv/quantization/formats/modelopt_storage.py",
+        file="core/srv/quantization/formats/nvfp4_storage.py",
         text="pairs = torch.stack((values[(codes & 15).int()], values[(codes >> 4).int()]), -1)",
         planted="pairs = torch.stack((values[(codes >> 4).int()], values[(codes & 15).int()]), -1)",
         effect="Neighbouring weights in NVFP4 change places, and replies are nonsense.",
@@ -19,7 +19,7 @@ FAULTS = (
     ),
     Fault(
         name="experts-of-another-part",
-        file="core/srv/quantization/formats/modelopt_storage.py",
+        file="core/srv/quantization/formats/nvfp4_storage.py",
         text="out += self._compute(x, places - begin, weights, gate_up, down, None, None, sizes.activation)",
         planted="out += self._compute(x, places, weights, gate_up, down, None, None, sizes.activation)",
         effect="Of experts in NVFP4 that are dequantized in parts, tokens get those of the first part for all.",

@@ -31,6 +31,7 @@ class Form(NamedTuple):
     ordered: bool = False
     stored_less: int = 0  # what is subtracted from stored zeros
     awq_in_order: bool = False
+    indexed: bool = True  # GPTQ, with a tensor of the groups of inputs
 
 
 def compressed(bits: int = 4, group: int = 32, symmetric: bool = True, actorder: str | None = None) -> Form:
@@ -56,6 +57,12 @@ def gptq(bits: int = 4, group: int = 32, form: str = "gptq", less: int = 1, **fi
     return Form("gptq", config, bits, group, gptq_config["sym"], gptq_config["desc_act"], less)
 
 
+def auto_round(packing: str, **fields: Any) -> dict[str, Any]:
+    stated = {"quant_method": "auto-round", "packing_format": f"auto_round:{packing}", "bits": 4, "group_size": 32}
+    left_out = {"lm_head": {"bits": 16, "data_type": "float"}}
+    return {**stated, "sym": True, "data_type": "int", "extra_config": left_out, **fields}
+
+
 AWQ = Form(
     "awq", {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}, 4, 32, False
 )
@@ -71,6 +78,9 @@ FORMS = {
         awq_in_order=True,
     ),
     "gptq": gptq(),
+    "auto-round": gptq()._replace(config=auto_round("auto_gptq"), indexed=False),
+    "auto-round with zeros": gptq(sym=False)._replace(config=auto_round("auto_gptq", sym=False), indexed=False),
+    "auto-round as awq": AWQ._replace(config=auto_round("auto_awq", sym=False)),
     "gptq with zeros": gptq(sym=False),
     "gptq v2 with zeros": gptq(sym=False, form="gptq_v2", less=0),
     "gptq that is v2 and does not say so": gptq(less=0),
@@ -158,8 +168,8 @@ def packed(name: str, weight: Tensor, form: Form) -> tuple[dict[str, Tensor], Te
                 "qweight": words(values, form.bits).t(),
                 "qzeros": words(stored_zeros.t(), form.bits),
                 "scales": scales.t(),
-                "g_idx": order.int(),
             }
+            tensors |= {"g_idx": order.int()} if form.indexed else {}
         case _:
             tensors = {"weight_packed": words(values, form.bits), "weight_scale": scales}
             tensors["weight_shape"] = torch.tensor(weight.shape)

@@ -266,6 +266,8 @@ _BAILING: Fields = {
     "norm_topk_prob": True,
 }
 _EMBEDDINGS = "model.word_embeddings.weight"
+
+
 # By model types.
 def _grok_shapes(c: Fields) -> Shapes:
     hidden, dim = c["hidden_size"], c["head_dim"]
@@ -274,7 +276,9 @@ def _grok_shapes(c: Fields) -> Shapes:
     shapes["model.norm.weight"] = (hidden,)
     for layer in range(c["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
-        shapes |= {f"{prefix}.{name}_norm.weight": (hidden,) for name in ("pre_attn", "post_attn", "pre_moe", "post_moe")}
+        shapes |= {
+            f"{prefix}.{name}_norm.weight": (hidden,) for name in ("pre_attn", "post_attn", "pre_moe", "post_moe")
+        }
         rows = {"q": queries, "k": keys, "v": keys}
         shapes |= {f"{prefix}.self_attn.{name}_proj.weight": (size, hidden) for name, size in rows.items()}
         shapes |= {f"{prefix}.self_attn.o_proj.weight": (hidden, queries)}

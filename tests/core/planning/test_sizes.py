@@ -91,7 +91,7 @@ def test_a_quantized_configuration_counts_as_its_checkpoint_stores_it(tmp_path: 
 def test_a_form_that_layers_do_not_support_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 32, "symmetric": True}
     scheme = {
         "format": "nvfp4-pack-quantized",
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
@@ -99,7 +99,7 @@ def test_a_form_that_layers_do_not_support_is_refused_by_name(
     facts(tmp_path, "Qwen3-32B", quantization_config={"quant_method": "compressed-tensors", "ignore": [], **scheme})
     assert main(["plan", "--device", "cuda:sm90", "--model-path", str(tmp_path), "--load-format", "dummy"]) == 2
     shown = capsys.readouterr()
-    assert "in this form: its format is nvfp4-pack-quantized, not pack-quantized, float-quantized" in shown.err
+    assert "in this form: its group_0 has weights with group_size 32, not 16, as NVFP4 has" in shown.err
     assert "[memory budget]" in shown.out
 
 

@@ -1,4 +1,7 @@
-"""Checkpoints of ModelOpt in NVFP4, written here by the format's definition, served with unquantized activations."""
+"""Checkpoints of ModelOpt and compressed-tensors in NVFP4, written here by the formats' definitions.
+
+They are served with unquantized activations.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,41 @@ from models_small import built, edit_config, expected_logits, our_logits, refuse
 from nvfp4_weights import DENSE, STATED, Spoil, nvfp4, write
 from offloaded_weights import check_offloaded
 from planned_sizes import check_sizes, planned_bytes
+from safetensors.torch import load_file, save_file
 from stored_orders import Stored, made, write_stored
 from torch import Tensor
 
 from srv.models.read import read_facts
 from srv.planning.plan import LaunchPlan, make_plan
-from srv.quantization.formats import modelopt_storage
-from srv.quantization.formats.modelopt_storage import NvFp4Experts, NvFp4Linear
+from srv.quantization.formats import nvfp4_storage
+from srv.quantization.formats.nvfp4_storage import NvFp4Experts, NvFp4Linear
 from srv.quantization.registry import detect, unsupported_form
 from srv.specs import Latent
 from srv.testing.engine import user_input
 
+WEIGHTS = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+COMPRESSED: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "nvfp4-pack-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": WEIGHTS}},
+    "ignore": ["lm_head", "re:.*gate$"],
+}
 EXPERTS = {"moe_intermediate_size": 48, "num_hidden_layers": 2}
 LAYER = "model.layers.0.self_attn.k_proj"
+
+
+def compress(folder: Path, **stated: Any) -> None:
+    """Store a model that `write` has written as compressed-tensors does: other names, and reciprocals of scales."""
+    names = {"weight_scale_2": "weight_global_scale", "input_scale": "input_global_scale"}
+    file, stored = folder / "model.safetensors", dict[str, Tensor]()
+    for name, tensor in load_file(file).items():
+        layer, _, suffix = name.rpartition(".")
+        if suffix in names:
+            stored[f"{layer}.{names[suffix]}"] = tensor.reciprocal().reshape(1)
+        else:
+            stored[f"{layer}.weight_packed" if tensor.dtype == torch.uint8 else name] = tensor
+    save_file(stored, file)
+    edit_config(folder, quantization_config={**COMPRESSED, **stated})
 
 
 def dense(kind: str = "llama", **fields: Any) -> Any:
@@ -76,25 +101,25 @@ def test_a_dense_model_is_served(tmp_path: Path) -> None:
     assert any("its NVFP4 weights are dequantized for every product" in note for note in planned(tmp_path).notes)
 
 
-@every("at_once", [modelopt_storage._AT_ONCE, 64 * 40])
+@every("at_once", [nvfp4_storage._AT_ONCE, 64 * 40])
 def test_weights_are_dequantized_in_parts(at_once: int, tmp_path: Path) -> None:
     """Not more at a time than the limit, which is less than a matrix in the second case."""
     folder, model = tmp_path / str(at_once), dense("qwen2")
     write(folder, model, r"(q_proj|k_proj|v_proj|lm_head)\.weight$", ignore=[])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modelopt_storage, "_AT_ONCE", at_once)
+        patch.setattr(nvfp4_storage, "_AT_ONCE", at_once)
         ours = check_logits(folder, model)
     kinds = {name for name, module in ours.named_modules() if isinstance(module, NvFp4Linear)}
     assert kinds == {"layers.0.attention.qkv_proj", "lm_head"}  # the first has biases
 
 
-@every("at_once", [modelopt_storage._AT_ONCE, 2 * 48 * 64 * 2])
+@every("at_once", [nvfp4_storage._AT_ONCE, 2 * 48 * 64 * 2])
 def test_experts_have_tensors_of_their_own(at_once: int, tmp_path: Path) -> None:
     """Of a few tokens the chosen ones are dequantized, of many all, and not more at a time than the limit."""
     folder, model = tmp_path / str(at_once), dense("qwen3_moe", **EXPERTS)
     write(folder, model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(modelopt_storage, "_AT_ONCE", at_once)
+        patch.setattr(nvfp4_storage, "_AT_ONCE", at_once)
         ours = check_logits(folder, model)
         experts, _ = (module for module in ours.modules() if isinstance(module, NvFp4Experts))
         generator = torch.Generator().manual_seed(0)
@@ -142,6 +167,51 @@ def test_the_file_of_modelopt_states_it(tmp_path: Path) -> None:
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({**MODELOPT, "quantization": quantization}))
     assert read_facts(tmp_path).quantization == "modelopt"
     check_logits(tmp_path, model)
+
+
+@every(("kind", "fields"), [("llama", {"num_hidden_layers": 2}), ("qwen3_moe", EXPERTS), ("phi3", {})])
+def test_checkpoints_of_compressed_tensors(kind: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    """Plans and layers are those of the same weights as ModelOpt stores them, but for a rounded reciprocal."""
+    folder, model = tmp_path / kind, made(kind) if kind == "phi3" else dense(kind, **fields)
+    write(folder, model)
+    compress(folder)
+    assert read_facts(folder).quantization == "compressed-tensors"
+    assert read_facts(folder).parameters == sum(each.numel() for each in model.parameters())
+    ours = check_logits(folder, model)
+    assert any(isinstance(module, NvFp4Linear) for module in ours.modules())
+    check_sizes(folder, ours)
+
+
+@every(
+    ("spoil", "code", "part"),
+    [
+        (lambda _: None, "missing_tensors", "it lacks .*k_proj.weight_global_scale"),
+        (lambda each: each.expand(2).contiguous(), "shape_mismatch", "is not one value"),
+        (lambda each: each * 0, "damaged", "is 0, which is not a finite number above 0"),
+    ],
+)
+def test_damaged_scales_of_compressed_tensors(spoil: Any, code: str, part: str, tmp_path: Path) -> None:
+    folder = tmp_path / code
+    write(folder, dense())
+    compress(folder)
+    file, name = folder / "model.safetensors", f"{LAYER}.weight_global_scale"
+    stored = load_file(file)
+    changed = spoil(stored.pop(name))
+    save_file(stored if changed is None else {**stored, name: changed}, file)
+    error = refused(folder)
+    assert error.code == code
+    assert re.search(part, error.reason), error.reason
+
+
+def test_groups_of_compressed_tensors_that_no_layer_supports_are_refused(tmp_path: Path) -> None:
+    def reason(group: dict[str, Any], **fields: Any) -> str:
+        stated = {**COMPRESSED, "config_groups": {"group_0": {**COMPRESSED["config_groups"]["group_0"], **group}}}
+        return unsupported_form(tmp_path, {"quantization_config": {**stated, **fields}}) or ""
+
+    assert "has weights with group_size 32, not 16" in reason({"weights": {**WEIGHTS, "group_size": 32}})
+    assert "its groups have the targets re:.*mlp.*, not Linear" in reason({"targets": ["re:.*mlp.*"]})
+    assert "it has a transform_config" in reason({}, transform_config={"config_groups": {}})
+    assert reason({"input_activations": None}) == ""
 
 
 def _change(suffix: str, change: Callable[[Tensor], Tensor | None]) -> Spoil:

@@ -106,7 +106,8 @@ class _Joined:
             size = stored.shape[axis]
             own = part
             if part is not None and part.axis == axis:
-                own = Slice(axis, *(min(max(end - begin, 0), size) for end in (part.begin, part.end)), size)
+                first, last = (min(max(end - begin, 0), size) for end in (part.begin, part.end))
+                own = Slice(axis, first, last, size)
             if own is None or own.end > own.begin:
                 found.append(self._files[path].get(name, own))
             begin += size

@@ -105,8 +105,8 @@ class Checkpoint:
 
     `files`: the names in each file, by the path of the file. `kv_scales`: the scales of keys and values by name, which
     are no weights and not among `tensors`. `prediction`: the names of tensors of layers that predict further tokens.
-    `shards`: the tensors that are divided among files, by name; they are among `tensors` as wholes, which begin nowhere,
-    and among the names of the first of these files.
+    `shards`: the tensors that are divided among files, by name; they are among `tensors` as wholes, which begin
+    nowhere, and among the names of the first of these files.
     """
 
     tensors: Mapping[str, StoredTensor]
@@ -184,13 +184,13 @@ def _rank_shards(folder: Path, headers: Mapping[Path, Mapping[str, StoredTensor]
 
     Raises ModelError with code not_found, damaged or unsupported_format.
     """
-    ranks = {path: int(found[1]) for path in headers if (found := _OF_RANK.search(path.name)) is not None}
+    ranks = {path: int(match[1]) for path in headers if (match := _OF_RANK.search(path.name)) is not None}
     count = max(ranks.values(), default=-1) + 1
     parts: dict[str, dict[int, Path]] = {}
     for path, rank in ranks.items():
         for name in headers[path]:
             parts.setdefault(name, {})[rank] = path
-    found: dict[str, RankShards] = {}
+    shards: dict[str, RankShards] = {}
     for name, paths in parts.items():
         missing = sorted(set(range(count)) - set(paths))
         if missing:
@@ -205,8 +205,8 @@ def _rank_shards(folder: Path, headers: Mapping[Path, Mapping[str, StoredTensor]
             raise ModelError("unsupported_format", str(folder), reason, "Join the parts into one file")
         if len({(each.dtype, each.shape) for each in tensors.values()}) > 1:
             _damaged(next(iter(tensors)), f"its part of tensor {name} has another shape than those of other ranks")
-        found[name] = RankShards(axis, tensors)
-    return found
+        shards[name] = RankShards(axis, tensors)
+    return shards
 
 
 def _prediction_layers(names: Iterable[str]) -> tuple[str, ...]:

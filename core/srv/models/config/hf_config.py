@@ -270,6 +270,10 @@ def _sizes(path: Path, architecture: str, config: Mapping[str, Any], model: Know
         limit = MAX_LAYERS if quantity == "layers" else MAX_SIZE
         times = layer_fields.attentions_per_layer(text) if quantity == "layers" else 1
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value * times <= limit:
+            if value is None and not is_native(architecture) and config.get("auto_map"):
+                reason = f"{architecture} is defined by Python code in its folder (auto_map), whose configuration does "
+                reason += f"not state its {quantity} ({' or '.join(names)})"
+                raise ModelError("unsupported_config", str(path), reason, REMEDY)
             reason = f"config.json gives {value!r:.80} for its {quantity} ({' or '.join(names)})"
             reason += f", and each attends {times} times" if times != 1 else ""
             raise ModelError("unsupported_config", str(path), reason, CORRECT)

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-
 _NO_ATTENTION = "has no attention: it keeps a recurrent state, which no native layers compute"
 _DRAFTS = "only assists another model, from whose hidden states and keys it drafts: srv has no such drafter"
 _AUDIO = (

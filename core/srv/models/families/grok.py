@@ -74,8 +74,9 @@ def _experts(config: Mapping[str, Any], sizes: Sizes) -> MoE:
     check_experts(used, count)
     inner, residual = int(config["moe_intermediate_size"] or sizes.intermediate_size), bool(config["residual_moe"])
     shared = sizes.intermediate_size if residual else 0
-    gelu = {"activation": "gelu_tanh", "shared_activation": "gelu_tanh_gated"}
-    made = parts.mixture(sizes, count, inner, Routing(used), shared=shared, **gelu)
+    made = parts.mixture(
+        sizes, count, inner, Routing(used), shared=shared, activation="gelu_tanh", shared_activation="gelu_tanh_gated"
+    )
     factor = 1 / math.sqrt(2) if residual else 1.0
     return replace(made, logits_soft_cap=soft_cap(config, ROUTER), factor=factor)
 

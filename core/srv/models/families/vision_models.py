@@ -38,6 +38,7 @@ VISION_CLASSES = (
     "JanusForConditionalGeneration",
     "Kimi_K25ForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
+    "KimiVLForConditionalGeneration",
     "Lfm2VlForConditionalGeneration",
     "Lfm3VlForConditionalGeneration",
     "LightOnOcrForConditionalGeneration",
@@ -96,6 +97,7 @@ SAME_FOR_TEXT: Mapping[str, str] = MappingProxyType(
         "glm4v_moe_text": "glm4_moe",
         "glm_ocr_text": "glm4",
         "granite_docling_text": "granite",
+        "kimi_vl": "deepseek_v3",  # a nested configuration without a model_type
         "hunyuan_vl": "hunyuan_v1_dense",  # published files do not nest the language model
         "hunyuan_vl_text": "hunyuan_v1_dense",
         "paddleocr_vl_text": "llama",

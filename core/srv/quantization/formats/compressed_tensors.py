@@ -9,6 +9,7 @@ configuration by `read_float` and `read_int`.
     pack-quantized                      integers of 4 or 8 bits      linear_gguf
     float-quantized, naive-quantized    float8_e4m3fn                linear_fp8
     int-quantized, naive-quantized      int8                         linear_w8a8, linear_w8a8_static, linear_int8
+    nvfp4-pack-quantized                NVFP4                        none; all groups have it (`compressed_nvfp4`)
 
 The format is that of the group or, if it states none, that of the configuration. In `mixed-precision`, a group without
 one has that of its weights (docs/adr/0080-mixed-schemes.md).
@@ -25,11 +26,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, TypeVar
 from srv.dtypes import FLOATS
 from srv.errors import ModelError
 from srv.models.layers.moe_config import expert_names
-from srv.quantization.formats import fp8_weights, int8_weights, packed_integers
+from srv.quantization.formats import compressed_nvfp4, fp8_weights, int8_weights, packed_integers
 from srv.quantization.formats.fp8_weights import Fp8Form, with_block
 from srv.quantization.formats.int8_weights import Int8Form
 from srv.quantization.formats.kv_scheme import unsupported_kv_scheme
 from srv.quantization.formats.layer_patterns import matched_target, needs_backtracking, stated_names
+from srv.quantization.formats.nvfp4 import NvFp4Form
 from srv.quantization.formats.packed_integers import LINEAR, REMEDY, PackedForm, grouped
 from srv.quantization.formats.stored_counts import Layout, ceil, is_named, names_of, target_of
 from srv.quantization.method import (
@@ -278,7 +280,9 @@ def _group_scheme(name: str, group: Mapping[str, Any], common: Any) -> Form | st
 
 
 def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
-    """As `QuantMethod.detect`: packed integers in all quantized layers, or groups of layers with different schemes."""
+    """As `QuantMethod.detect`: packed integers or NVFP4 in all quantized layers, or groups with different schemes."""
+    if (nvfp4 := compressed_nvfp4.detect(folder, config)) is not None:
+        return nvfp4
     form = _read(config)
     if form == "":
         return _PACKED_METHOD.detect(folder, config)
@@ -324,7 +328,9 @@ def _schemes(model: StoredModel, form: Form) -> LayerSchemes:
 
 
 def _of_form(model: ModelFacts) -> QuantMethod:
-    """The facts of packed integers, or of groups of layers with different schemes."""
+    """The facts of packed integers, of NVFP4, or of groups of layers with different schemes."""
+    if isinstance(compressed_nvfp4.read(model.config), NvFp4Form):
+        return compressed_nvfp4.METHOD._replace(detect=detect, stored=stored)
     mixed = _read(model.config)
     if not isinstance(mixed, MixedForm):
         return METHOD

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from srv.quantization.formats.auto_round import PACKING
 from srv.quantization.formats.layer_patterns import REGEX, check_pattern
 from srv.quantization.formats.packed_integers import PackedForm, excluded_of, first, group_of, grouped, method
 from srv.quantization.formats.stored_counts import bits_of, ceil, group_size, names_of, one_layout
@@ -36,13 +37,15 @@ def read_form(quant_config: Mapping[str, Any]) -> PackedForm | str:
     excluded = (*left_out, *excluded_of(quant_config))
     group = group_of(quant_config)
     ordered, offset = bool(quant_config.get("desc_act")) and group > 0, int(form == "gptq")
-    return grouped(PackedForm("gptq", bits, group, symmetric, ordered, offset, excluded))
+    indexed = PACKING not in quant_config
+    return grouped(PackedForm("gptq", bits, group, symmetric, ordered, offset, excluded, indexed=indexed))
 
 
 def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
     """As `QuantMethod.stored`: packed along the inputs, with scales, zeros and the group of each input (GPTQModel)."""
-    if config.get("checkpoint_format", "gptq") not in ("gptq", "gptq_v2"):
-        raise UnknownStorage(f"GPTQ weights of format {config['checkpoint_format']} are not known")
+    form = first(config, "checkpoint_format", "format", default="gptq")
+    if form not in ("gptq", "gptq_v2"):
+        raise UnknownStorage(f"GPTQ weights of format {form} are not known")
     per_word, size = 32 // bits_of(config, "bits"), group_size(config, "group_size")
     rules = config.get("dynamic") or {}
     if any(not rule.startswith("-:") for rule in rules) or config.get("modules_in_block_to_quantize"):
@@ -52,7 +55,7 @@ def stored(config: Mapping[str, Any], dtype: str) -> StoredCounts:
     def layout(outputs: int, inputs: int) -> dict[str, int]:
         groups = ceil(inputs, size) if size else 1
         packed = ceil(inputs, per_word) * outputs + groups * ceil(outputs, per_word)
-        return {"int32": packed + inputs, "float16": groups * outputs}
+        return {"int32": packed + (inputs if PACKING not in config else 0), "float16": groups * outputs}
 
     return one_layout(layout, excluded, head=bool(config.get("lm_head")))
 

@@ -7,7 +7,8 @@ Must not know configurations, nor how words are packed: `srv.quantization.format
 
     method               tensors of a linear layer [N, K], with groups of g inputs
     awq                  qweight, qzeros, scales                          zeros as they are, also if all are 8
-    gptq                 qweight, qzeros, scales, g_idx                   zeros less 1, except in the format gptq_v2
+    gptq                 qweight, qzeros, scales, g_idx                   zeros less 1, except in the format gptq_v2;
+                                                                          no g_idx of AutoRound's
     compressed-tensors   weight_packed, weight_scale, weight_shape        [weight_zero_point, weight_g_idx]
 
 The up-projection of latent attention, which is no linear layer here, is dequantized at load.
@@ -56,7 +57,7 @@ class PackedForm(NamedTuple):
     bits: of an integer, 4 or 8. group: inputs that share a scale, 0 for all of them. symmetric: zeros are the middle of
     the range. ordered: inputs belong to groups in any order, which a tensor gives. zero_offset: what is added to stored
     zeros. excluded: names of layers that are not quantized, as the configuration states them. interleaved: integers are
-    in words in the order that kernels of AWQ want.
+    in words in the order that kernels of AWQ want. indexed: there is a tensor of the groups of inputs, in GPTQ.
     """
 
     layout: Layout
@@ -67,6 +68,7 @@ class PackedForm(NamedTuple):
     zero_offset: int = 0
     excluded: tuple[str, ...] = ()
     interleaved: bool = False
+    indexed: bool = True
 
     @property
     def block_type(self) -> str:
@@ -84,7 +86,7 @@ class PackedForm(NamedTuple):
         """Those of the tensors that every quantized layer has."""
         names = SUFFIXES[self.layout]
         if self.layout != "rows":
-            return names
+            return names if self.indexed else names[:3]
         return (*names[:3], *(names[3:4] if not self.symmetric else ()), *(names[4:] if self.ordered else ()))
 
 

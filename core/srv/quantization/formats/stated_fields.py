@@ -5,6 +5,7 @@ here: the module of a format says that. Torch-free.
 
     every method         quant_method in any case
     awq, gptq            sizes in quotes
+    auto-round           the method and the fields of awq or gptq
     compressed-tensors   likewise, and type and strategy in any case, as its own classes read them
 """
 
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from srv.errors import ModelError
 from srv.models.checkpoints.text_names import text_weight_name
+from srv.quantization.formats import auto_round
 
 MAX_SIZE = 1 << 28  # inputs or outputs that share a scale
 FIELD = "quantization_config"
@@ -125,7 +127,10 @@ def _read(file: str, name: str, quant_config: Any) -> dict[str, Any]:
         method = "bitsandbytes"  # as transformers reads it
     if method is not None:
         fields["quant_method"] = method = method.lower()
-    if method in ("awq", "gptq"):
+    if method in auto_round.NAMES:
+        fields = auto_round.as_packed(_unquoted(fields))
+        method = fields["quant_method"]
+    elif method in ("awq", "gptq"):
         fields = _unquoted(fields)
     elif method == _COMPRESSED and isinstance(groups := quant_config.get("config_groups"), Mapping):
         fields["config_groups"] = {name: _of_group(group) for name, group in groups.items()}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NAME = "w8a8_int8"
 # Those of other methods: `compressed-tensors`, `fp8` and `mxfp4`.
-OTHER_FORMATS = ("pack-quantized", "float-quantized", "mxfp4-pack-quantized")
+OTHER_FORMATS = ("pack-quantized", "float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
 
 
 def detect(folder: Path, config: Mapping[str, Any]) -> bool | str:
