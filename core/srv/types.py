@@ -190,7 +190,7 @@ class PooledHead(msgspec.Struct, frozen=True):
     what turns their logits into scores ("sigmoid", "softmax" or "identity"). `yes_no`: the tokens whose logits at the
     last position say whether a document answers a query; () if the checkpoint names none. `lower_case`: texts are
     embedded in lower case. `unsupported`: a clause that says which of the checkpoint's modules srv does not compute;
-    "" if it computes all.
+    "" if it computes all. `missing`: the file of one of them that is not there.
     """
 
     normalize: bool = True
@@ -204,6 +204,7 @@ class PooledHead(msgspec.Struct, frozen=True):
     yes_no: tuple[int, ...] = ()
     lower_case: bool = False
     unsupported: str = ""
+    missing: str = ""
 
     @property
     def dense_bytes(self) -> int:

@@ -164,9 +164,11 @@ def _method(facts: ModelFacts, quantization: str | None, online: str | None, *, 
     detail = None if readable else _unsupported_form(facts)
     if not readable and (named is None or detail is not None or facts.quantization is not None):
         reason = f"its weights are quantized with {stored}, which srv does not load yet"
+        if stored == quantization_methods.UNKNOWN:
+            reason = "its quantization_config states no quant_method"
         reason += f" in this form: {detail}" if detail else ""
-        methods = " or ".join(quantization_methods.detectable_names())
-        remedy = f"Use the checkpoint in full precision, a GGUF, or one of {methods}"
+        others = ", ".join(name for name in quantization_methods.detectable_names() if name != stored)
+        remedy = f"Use the checkpoint in full precision, in a GGUF file, or quantized with one of {others}"
         raise ModelError("unsupported_quantization", facts.path, reason, remedy)
     return quantization_methods.chosen(facts, quantization, online, dequantize=dequantize)
 

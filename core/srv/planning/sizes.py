@@ -37,7 +37,8 @@ def cache_bytes_per_token(model: ModelFacts, dtype: str) -> int:
 
 def size_lines(model: ModelFacts, kv_dtype: str, planned: str | None) -> list[tuple[str, str]]:
     """Pairs (quantity, explanation). `kv_dtype`: the torch dtype name of the KV pool. `planned`: as of `layers_of`."""
-    lines = [("parameters", _parameters(model))]
+    part = "" if model.text_part_of is None else " (of the text part, which alone is loaded)"
+    lines = [("parameters", f"{_parameters(model)}{part}")]
     if model.unknown_sizes is None:
         where = "from the configuration alone" if model.format == "config" else "on disk"
         method = f", quantized with {model.quantization}" if model.quantization else f" in {model.dtype}"

@@ -52,6 +52,9 @@ SYNONYMS: Mapping[str, str] = MappingProxyType(
 _OF_SEVERAL: Mapping[str, tuple[str, ...]] = MappingProxyType({"marlin": ("awq", "gptq"), "moe_wna16": ("awq", "gptq")})
 
 
+UNKNOWN = "unknown"  # the method of a checkpoint whose configuration states none
+
+
 def further_names() -> tuple[str, ...]:
     """The names of the methods of other distributions; none is loaded."""
     return tuple(dict.fromkeys(entry.name for entry in entries(GROUP)))
@@ -149,7 +152,7 @@ def detect(folder: Path, config: Mapping[str, Any]) -> str | None:
     quant_config = config.get("quantization_config")
     if not isinstance(quant_config, Mapping):
         return unsupported
-    name = str(quant_config.get("quant_method", "unknown"))
+    name = str(quant_config.get("quant_method", UNKNOWN))
     if not further_names():
         return name
     from srv.quantization import third_party

@@ -55,9 +55,16 @@ def _pooling_supported(context: ResolutionContext) -> str | None:
 
 def _modules_supported(context: ResolutionContext) -> str | None:
     model = context.model
-    if not context["is_embedding"] or model is None or not model.head.unsupported:
+    if not context["is_embedding"] or model is None or not model.head.unsupported or model.head.missing:
         return None
     return f"modules.json of {model.path} asks for what srv does not compute: {model.head.unsupported}"
+
+
+def _modules_there(context: ResolutionContext) -> str | None:
+    model = context.model
+    if not context["is_embedding"] or model is None or not model.head.missing:
+        return None
+    return f"modules.json of {model.path} asks for {model.head.missing}, which is not in its folder"
 
 
 def _head_pooling(context: ResolutionContext) -> str | None:
@@ -96,6 +103,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         _modules_supported,
         "Serve a model whose modules are a transformer, pooling, dense layers and a norm.",
     ),
+    Constraint("is_embedding", "module_missing", _modules_there, "Download that file of the model as well."),
     Constraint("pooling", "pooling_of_head", _head_pooling, "Leave --pooling out."),
     Constraint("score_template", "no_text_to_score", _template_needs_text, "Leave --score-template out."),
     Constraint("speculative_algorithm", "no_text_to_draft", _drafts, "Leave --speculative-algorithm out."),

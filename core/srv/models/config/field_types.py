@@ -43,10 +43,11 @@ NUMBERS = (
     *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "key_multiplier", "lm_head_multiplier"),
     *("linear_attn_alpha_factor", "linear_attn_beta_factor", "full_attn_alpha_factor", "full_attn_beta_factor"),
 )
-DIVISORS = ("logits_scaling", "rope_theta")
+DIVISORS = ("logits_scaling", "rope_theta", "rope_local_base_freq")
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 STRINGS = ("hidden_act", "hidden_activation", "model_type")
-LISTS = ("layer_types", "layers_block_type", "block_types")
+OBJECTS = ("vision_config", "auto_map")
+LISTS = ("layer_types", "layers_block_type", "block_types", "architectures")
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
 ROPE_STRINGS = ("rope_type", "type")
 ROPE_LISTS = ("short_factor", "long_factor", "freq_factors")
@@ -153,6 +154,14 @@ def _wrong(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     for key in LISTS:
         if not _may_be(config.get(key), lambda value: isinstance(value, list) and all(map(_is_text, value))):
             yield key, config[key], "a list of strings"
+    for key in OBJECTS:
+        if not isinstance(config.get(key), Mapping | None):
+            yield key, config[key], "an object"
+    if not _may_be(config.get("eos_token_id"), lambda value: all(map(_is_whole, _each(value)))):
+        yield "eos_token_id", config["eos_token_id"], "a token's id, or a list of them"
+    frequency = config.get("moe_layer_freq")
+    if not isinstance(frequency, list | None) and not (_is_count(frequency) and frequency > 0):
+        yield "moe_layer_freq", frequency, f"an integer from 1 to {MAX_SIZE}, or a list"
     for key in ROPE_KEYS:
         value = config.get(key)
         if not isinstance(value, Mapping | None):
@@ -175,6 +184,10 @@ def _wrong_in_rope(prefix: str, parameters: Mapping[str, Any]) -> Iterator[tuple
             yield f"{prefix}.{kind}", value, f"a list of numbers up to {MAX_NUMBER:g}"
         elif isinstance(value, Mapping):  # parameters of one kind of layers
             yield from _wrong_in_rope(f"{prefix}.{kind}", value)
+
+
+def _each(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _may_be(value: Any, check: Callable[[Any], bool]) -> bool:

@@ -50,7 +50,7 @@ def read_sentence(path: Path, config: Mapping[str, Any], hidden_size: int, label
     given = _object(path / "1_Pooling" / "config.json") if pooling is None else pooling.config
     prompts, default = _prompts(path / "config_sentence_transformers.json")
     modes = _modes(given)
-    dense, unsupported = _dense(path, modules, hidden_size * max(1, len(modes)))
+    dense, unsupported, missing = _dense(path, modules, hidden_size * max(1, len(modes)))
     max_tokens, lower_case = _transformer(path, modules)
     head = PooledHead(
         normalize=not modules or any(module.kind == "Normalize" for module in modules),
@@ -64,6 +64,7 @@ def read_sentence(path: Path, config: Mapping[str, Any], hidden_size: int, label
         yes_no=_yes_no(modules),
         lower_case=lower_case,
         unsupported=unsupported,
+        missing=missing,
     )
     # Several modes are joined by "+", which no value of `srv.types.Pooling` is.
     return Sentence("+".join(modes) or None, head, max_tokens)
@@ -127,8 +128,11 @@ def _inside(folder: str) -> bool:
     return not Path(folder).is_absolute() and ".." not in parts
 
 
-def _dense(path: Path, modules: Sequence[_Module], size: int) -> tuple[tuple[DenseLayer, ...], str]:
-    """The dense layers, and a clause that says which module is not computed, "" if all are. `size`: what is pooled."""
+def _dense(path: Path, modules: Sequence[_Module], size: int) -> tuple[tuple[DenseLayer, ...], str, str]:
+    """The dense layers, a clause that says which module is not computed, and the file that one lacks, or "" for none.
+
+    `size`: what is pooled.
+    """
     layers: list[DenseLayer] = []
     normalized = False
     for module in modules:
@@ -138,22 +142,23 @@ def _dense(path: Path, modules: Sequence[_Module], size: int) -> tuple[tuple[Den
             activation = str(module.config.get("activation_function", "Tanh")).rpartition(".")[2]
             sizes = [module.config.get(name) for name in ("in_features", "out_features")]
             if normalized:
-                return (), f"its dense layer {module.folder} follows the norm"
+                return (), f"its dense layer {module.folder} follows the norm", ""
             if activation not in _ACTIVATIONS:
-                return (), f"the activation {activation} of {module.folder} is not one of {', '.join(_ACTIVATIONS)}"
+                return (), f"the activation {activation} of {module.folder} is not one of {', '.join(_ACTIVATIONS)}", ""
             if not all(isinstance(size, int) and size > 0 for size in sizes):
-                return (), f"{module.folder}/config.json has no in_features and out_features"
+                return (), f"{module.folder}/config.json has no in_features and out_features", ""
             inputs, outputs = int(sizes[0] or 0), int(sizes[1] or 0)
             if inputs != size:
-                return (), f"{module.folder} reads {inputs} elements, and {size} precede it"
+                return (), f"{module.folder} reads {inputs} elements, and {size} precede it", ""
             if not (path / module.folder / DENSE_WEIGHTS).is_file():
-                return (), f"its weights {module.folder}/{DENSE_WEIGHTS} are missing"
+                file = f"{module.folder}/{DENSE_WEIGHTS}"
+                return (), f"its weights {file} are missing", file
             size = outputs
             bias = module.config.get("bias") is not False
             layers.append(DenseLayer(module.folder, inputs, outputs, bias, _ACTIVATIONS[activation]))
         elif module.kind not in _NO_EFFECT:
-            return (), f"its module {module.folder or module.kind} ({module.kind}) is not implemented"
-    return tuple(layers), ""
+            return (), f"its module {module.folder or module.kind} ({module.kind}) is not implemented", ""
+    return tuple(layers), "", ""
 
 
 def _yes_no(modules: Sequence[_Module]) -> tuple[int, ...]:

@@ -10,15 +10,15 @@ from srv.models.checkpoints.gguf_layout import EXPERT_COUNT, EXPERT_FIELDS, GGUF
 from srv.models.checkpoints.rules import PermuteRotary, Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
-from srv.models.families.builders.decoder_fields import decoder_sizes
+from srv.models.families.builders.decoder_fields import decoder_sizes, one_window
 from srv.models.families.mistral import MISTRAL_DEFAULTS
 from srv.models.layers.moe_config import Routing
 
 
 def tree(config: Mapping[str, Any]) -> Part:
-    sizes, window = decoder_sizes(config, reads=("num_local_experts",)), config["sliding_window"]
+    sizes, window = decoder_sizes(config, reads=("num_local_experts",)), one_window(config)
     routing = Routing(int(config["num_experts_per_tok"]), renormalize=True)
-    attention = parts.attention(sizes, window=None if window is None else int(window))
+    attention = parts.attention(sizes, window=window)
     experts = parts.mixture(sizes, int(config["num_local_experts"]), sizes.intermediate_size, routing)
     return parts.decoder(sizes, parts.pre_norm_layers(sizes, attention, experts))
 

@@ -31,10 +31,10 @@ def as_packed(stated: Mapping[str, Any]) -> dict[str, Any]:
     common |= {"modules_to_not_convert": excluded, PACKING: packing}
     if kind != "int" or packing not in (_GPTQ, _AWQ) or (others and packing == _AWQ):
         form = f"of AutoRound ({packing}, {kind})"
-        return {**common, "quant_method": "gptq", "format": form, "dynamic": dict.fromkeys(others, {})}
+        return {**common, "quant_method": "gptq", "format": form, "dynamic": {name: {} for name in others}}
     if packing == _AWQ:
         return {**common, "quant_method": "awq", "zero_point": not stated.get("sym", True)}
-    own = {"sym": stated.get("sym", True), "desc_act": False, "dynamic": dict.fromkeys(others, {})}
+    own = {"sym": stated.get("sym", True), "desc_act": False, "dynamic": {name: {} for name in others}}
     return {**common, **own, "quant_method": "gptq"}
 
 

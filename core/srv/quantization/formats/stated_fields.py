@@ -109,7 +109,9 @@ def read_quantization(file: str, config: Mapping[str, Any], *, text_part: bool =
     nested = config.get("text_config")
     if isinstance(nested, Mapping) and nested.get(FIELD) is not None:
         changed["text_config"] = {**nested, FIELD: _read(file, f"text_config.{FIELD}", nested[FIELD])}
-    if config.get(FIELD) is not None:
+    if config.get(FIELD) == {}:
+        del changed[FIELD]  # it says nothing
+    elif config.get(FIELD) is not None:
         changed[FIELD] = _read(file, FIELD, config[FIELD])
         if text_part:
             changed[FIELD] = _with_own_names(changed[FIELD])

@@ -431,7 +431,8 @@ GRAPHS = (
     ),
     _graph_check(
         "traits",
-        "a captured step is correct with other scales, and the declared ones of sinks, soft_cap, alibi, chunks and temperature",
+        "a captured step is correct with other scales, and the declared ones of sinks, soft_cap, alibi, chunks and "
+        "temperature",
         "The captured kernel needs what the layer has, as the eager one does. Where steps with such layers cannot be "
         "captured, say graphs=False, or remove the trait.",
         (

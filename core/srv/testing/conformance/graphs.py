@@ -138,7 +138,7 @@ def kv_dtypes(kit: Kit) -> str:
 
 
 def traits(kit: Kit) -> str:
-    """Other scales, and the traits that are declared of sinks, capped scores, position biases, chunks and temperature."""
+    """Other scales, and the declared ones of sinks, capped scores, position biases, chunks and temperature."""
     declared = {trait for spec in backend_specs(kit, "attention") for trait in spec.traits}
     summaries: list[str] = []
     refusals: list[str] = []

@@ -26,7 +26,7 @@ from srv.models.families.trees import native_tree
 from srv.models.layers.context import BuildContext
 from srv.models.layers.factory import LayerFactory
 from srv.models.read import read_facts
-from srv.models.unsupported import UnsupportedConfig
+from srv.models.unsupported import InvalidConfig, UnsupportedConfig
 from srv.specs import Latent
 
 
@@ -119,7 +119,7 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
 def test_what_is_not_implemented_is_named(architecture: str, fields: dict[str, Any], reason: str) -> None:
     config = {**COMMON, "n_group": 4, "topk_group": 2, "q_lora_rank": None, **fields}
     config["routed_scaling_factor"] = 1.0
-    with pytest.raises(UnsupportedConfig, match=re.escape(reason)):
+    with pytest.raises((InvalidConfig, UnsupportedConfig), match=re.escape(reason)):
         native_tree(architecture, config)
 
 

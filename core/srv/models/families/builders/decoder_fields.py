@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from srv.models.layers.moe_config import COUNT_FIELDS
 from srv.models.layers.rope_config import RopeConfig, rope_config
-from srv.models.unsupported import UnsupportedConfig, refuse_unless
+from srv.models.unsupported import InvalidConfig, UnsupportedConfig, refuse_unless
 
 # The values that transformers uses for fields that a configuration leaves out.
 DEFAULTS: dict[str, Any] = {
@@ -67,7 +67,7 @@ def decoder_sizes(config: Mapping[str, Any], reads: Collection[str] = ()) -> Siz
     heads, kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
     if heads % kv_heads:
-        raise UnsupportedConfig(f"{heads} attention heads are not a multiple of {kv_heads} key heads")
+        raise InvalidConfig(f"num_key_value_heads = {kv_heads} does not divide num_attention_heads = {heads}")
     layers, rope = int(config["num_hidden_layers"]), rope_config(config, head_dim)
     if rope.rotary_dim != head_dim and "partial_rotary_factor" not in reads:  # transformers ignores it in these classes
         share = f"rotary embeddings of only {rope.rotary_dim} of {head_dim} dimensions (partial_rotary_factor)"
@@ -117,7 +117,7 @@ def windows_of_pattern(config: Mapping[str, Any], layers: int) -> tuple[int | No
             raise UnsupportedConfig(f"sliding_window_pattern = {pattern} is not a number of layers")
         types = [("sliding_attention" if (layer + 1) % pattern else "full_attention") for layer in range(layers)]
     if "sliding_attention" in types and (window is None or window < 1):
-        raise UnsupportedConfig(f"sliding_window = {window!r} of layers of sliding_attention is not a number of tokens")
+        raise InvalidConfig(f"sliding_window = {window!r} of layers of sliding_attention is not a number of tokens")
     return windows_of_types(types, layers, int(window or 0))
 
 

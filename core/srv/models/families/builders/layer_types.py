@@ -1,6 +1,6 @@
 """What configurations of models with layers of several kinds are read by: attention, recurrent states, experts.
 
-Torch-free. Raises UnsupportedConfig with the name of a field.
+Torch-free. Raises UnsupportedConfig or InvalidConfig with the name of a field.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from srv.models.layers.moe_config import Routing
-from srv.models.unsupported import UnsupportedConfig
+from srv.models.unsupported import InvalidConfig, UnsupportedConfig
 
 ATTENTION, SLIDING = "full_attention", "sliding_attention"
 
@@ -45,14 +45,17 @@ def grouped_routing(config: Mapping[str, Any], count: int) -> Routing:
 def check_groups(routing: Routing, count: int) -> None:
     """Refuse experts that are not in groups of one size, and a choice of more than the best groups have."""
     groups, used = routing.groups, routing.top_groups
+    check_experts(routing.top_k, count)
     if groups < 1 or count % groups or not 1 <= used <= groups:
-        raise UnsupportedConfig(f"{count} experts cannot be in n_group = {groups} groups, of which topk_group = {used}")
+        raise InvalidConfig(f"{count} experts cannot be in n_group = {groups} groups, of which topk_group = {used}")
     if not 1 <= routing.top_k <= count // groups * used:
         most = count // groups * used
-        raise UnsupportedConfig(f"num_experts_per_tok = {routing.top_k} is not between 1 and {most} experts")
+        raise InvalidConfig(f"num_experts_per_tok = {routing.top_k} is not between 1 and {most} experts")
 
 
 def check_experts(used: int, count: int) -> None:
     """Refuse a choice of more experts than there are."""
+    if count < 1:
+        raise InvalidConfig(f"the number of experts is {count}, of which num_experts_per_tok = {used} are chosen")
     if not 0 < used <= count:
-        raise UnsupportedConfig(f"num_experts_per_tok = {used} of {count} experts is not possible")
+        raise InvalidConfig(f"num_experts_per_tok = {used} of {count} experts is not possible")

@@ -34,6 +34,7 @@ from srv.models.blueprint import (
     alike,
 )
 from srv.models.families.builders.decoder_fields import Sizes
+from srv.models.families.builders.layer_types import check_experts
 from srv.models.layers.moe_config import ROUTER, ExpertActivation, Routing
 from srv.models.layers.rope_config import RopeConfig
 
@@ -150,6 +151,7 @@ def mixture(
     `shared_gate`: the sigmoid of a gate multiplies its result. `bias`: of the experts. `router`: its name.
     """
     hidden = sizes.hidden_size
+    check_experts(routing.top_k, count)
     correction = Tensors({f"{router}.e_score_correction_bias": (count,)}) if routing.bias else None
     every = mlp(sizes, activation=shared_activation, inner=shared, name=shared_name) if shared else None
     gate = Linear({f"{shared_name}_gate": 1}, hidden) if every is not None and shared_gate else None
