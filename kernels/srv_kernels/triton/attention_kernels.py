@@ -133,10 +133,11 @@ def _begin(sinks, head, inside, split, HAS_SINKS: tl.constexpr):
 @triton.jit
 def _temperature(positions, temperature_from, HAS_TEMPERATURE: tl.constexpr):
     """By what the scores of queries at these positions are multiplied: log(p) / log(n) beyond n."""
+    factors = positions
     if HAS_TEMPERATURE:
         beyond = tl.maximum(positions, temperature_from).to(tl.float32)
-        return tl.log2(beyond) / tl.log2(tl.full((1,), temperature_from, tl.float32))
-    return positions
+        factors = tl.log2(beyond) / tl.log2(temperature_from.to(tl.float32))
+    return factors
 
 
 @triton.jit

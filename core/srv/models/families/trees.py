@@ -110,7 +110,7 @@ def tree_without_computation(architecture: Architecture, config: Mapping[str, An
 def _tree(architecture: Architecture, config: Mapping[str, Any]) -> Part:
     try:
         return _made(architecture, config)
-    except UnsupportedConfig:
+    except (UnsupportedConfig, InvalidConfig):
         raise
     except _FAULTS as error:
         raise InvalidConfig(_blamed(architecture, config, error)) from error
@@ -130,7 +130,7 @@ def _made(architecture: Architecture, config: Mapping[str, Any]) -> Part:
     experts = (part.count for part in distinct(made) if isinstance(part, Experts))
     whole = isinstance(parameters(made), int)
     if not whole or any(count < 1 for count in experts) or any(min(shape, default=1) < 0 for shape in shapes):
-        raise InvalidConfig("one of its fields has a value that is no size")
+        raise ValueError("one of its fields has a value that is no size")
     return made
 
 

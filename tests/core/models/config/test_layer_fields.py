@@ -71,7 +71,7 @@ def test_a_count_may_be_stated_per_layer(tmp_path: Path) -> None:
 
 def test_layers_may_be_counted_by_their_kinds(tmp_path: Path) -> None:
     assert read(tmp_path, num_hidden_layers=None, layer_types=3 * ["full_attention"]).layers == 3
-    nemotron = {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h"}
+    nemotron = {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "num_key_value_heads": 2}
     assert read(tmp_path, **nemotron, num_hidden_layers=None, hybrid_override_pattern="M-*M").layers == 4
 
 

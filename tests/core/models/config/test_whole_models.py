@@ -57,7 +57,8 @@ LEFT_OUT = {
 }
 # Names of published configurations, and models whose language model has no native layers.
 OTHERS = {
-    *("InternVLChatModel", "KimiK25ForConditionalGeneration", "MllamaForConditionalGeneration"),
+    *("InternVLChatModel", "KimiK25ForConditionalGeneration", "KimiVLForConditionalGeneration"),
+    "MllamaForConditionalGeneration",
     *("Qwen2_5OmniForConditionalGeneration", "Qwen2_5OmniModel", "Qwen3OmniMoeForConditionalGeneration"),
 }
 # Whose class needs a package that is not installed, or whose language model has a class of its own. test_text_part.py

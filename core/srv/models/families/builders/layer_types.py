@@ -56,6 +56,6 @@ def check_groups(routing: Routing, count: int) -> None:
 def check_experts(used: int, count: int) -> None:
     """Refuse a choice of more experts than there are."""
     if count < 1:
-        raise InvalidConfig(f"the number of experts is {count}, of which num_experts_per_tok = {used} are chosen")
+        raise ValueError(f"num_experts_per_tok = {used} of {count} experts")  # the field is found by its value
     if not 0 < used <= count:
         raise InvalidConfig(f"num_experts_per_tok = {used} of {count} experts is not possible")
