@@ -42,6 +42,7 @@ UNSTATED: Mapping[str, Mapping[str, Any]] = {
     "XverseForCausalLM": {"num_experts": 64, "moe_top_k": 6, "num_shared_experts": 2},
     "BambaForCausalLM": {"attn_layer_indices": [3]},
     "NemotronHForCausalLM": {"hybrid_override_pattern": "M-M*-M"},
+    "Grok1ForCausalLM": {"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": None},
 }
 CHECKED = "served only if logits do not depend on how the prompt is split, which is tested when the model is loaded"
 
