@@ -38,6 +38,8 @@ def configurations() -> dict[str, dict[str, Any]]:
         if isinstance(getattr(CONFIG_MAPPING[model.kind], "head_dim", None), property):
             del fields["head_dim"]
         found[name] = AutoConfig.for_model(model.kind, **fields).to_dict()
+    for kind, family in reference_models.FAMILIES.items():
+        found.setdefault(family.name, reference_models.fields_of(kind, {**SIZES, **SHAPE}))
     for kind, name in INDEXED.items():
         found[name] = indexed_small.MODELS[kind]().to_dict()
     for model_class, config, fields in pooled_models.MODELS.values():

@@ -65,7 +65,9 @@ CASES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "norms after each part": (lambda path: folder(path, "gemma3", sliding_window_pattern=2, attention_bias=True), {}),
     "norms over all heads": (lambda path: saved_random(path, "olmo2", pad_token_id=0), {}),
     "norms over all heads beside experts": (
-        lambda path: saved_random(path, "olmoe", pad_token_id=0, num_experts=4, clip_qkv=2.0, head_dim=8),
+        lambda path: saved_random(
+            path, "olmoe", pad_token_id=0, num_experts=4, num_experts_per_tok=2, clip_qkv=2.0, head_dim=8
+        ),
         {},
     ),
     "norms of each head": (lambda path: saved_random(path, "cohere", use_qk_norm=True, pad_token_id=0), {}),
