@@ -87,7 +87,7 @@ def _unused_devices(resolved: Resolved) -> tuple[str, ...]:
     if device is None or HOST_MEMORY in resolved.capabilities or ranks >= device.count:
         return ()
     rank = "one rank uses one" if ranks == 1 else f"{ranks} ranks use {ranks}"
-    return (f"device: {rank} of the {device.count} devices (tp_size x dp_size is {ranks}); the others are not used",)
+    return (f"device: {rank} of the {device.count} devices; the others are not used",)
 
 
 def _outside_memory(resolved: Resolved) -> tuple[str, ...]:

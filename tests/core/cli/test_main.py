@@ -224,7 +224,7 @@ def test_a_plan_notes_the_devices_that_no_rank_uses(folder: Path, capsys: pytest
     words = f"plan --json --model-path {folder} --load-format dummy --device".split()
     assert main([*words, "imagined:mk1,count=4"]) == 0
     (note,) = json.loads(capsys.readouterr().out)["notes"]
-    assert note == "device: one rank uses one of the 4 devices (tp_size is 1); the others are not used"
+    assert note == "device: one rank uses one of the 4 devices; the others are not used"
     assert main([*words, "imagined:mk1,count=1"]) == 0
     assert json.loads(capsys.readouterr().out)["notes"] == []
 
