@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 PATH = Path(__file__).parent / "native" / "libsrv_cpu.so"
-ABI_VERSION = 22
+ABI_VERSION = 23
 BLOCK_TOKENS = 16  # tokens in a KV block
 MAX_HEAD_DIM = 512  # the widest attention head
 

@@ -183,7 +183,7 @@ using srv::dispatch;
 extern "C" {
 
 // Callers must not use a library whose version differs from the one that they were written for.
-int32_t srv_abi_version() { return 22; }
+int32_t srv_abi_version() { return 23; }
 
 // Sizes of the structs that callers fill in: AttentionArgs, W8a8LinearArgs, GgufLinearArgs, GgufRowsArgs, DrawArgs,
 // RouteArgs, ExpertsArgs, LatentAttentionArgs; 0 past the last.
