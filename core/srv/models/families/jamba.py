@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from srv.models.blueprint import Norm, Part
+from srv.models.blueprint import MLP, MoE, Norm, Part
 from srv.models.checkpoints.rules import Rename
 from srv.models.families.architecture import Architecture
 from srv.models.families.builders import parts
@@ -24,10 +24,10 @@ def tree(config: Mapping[str, Any]) -> Part:
     if not any(attends):
         raise UnsupportedConfig(f"attn_layer_offset gives none of {sizes.layers} layers attention")
     is_sparse = [count > 1 and each for each in _numbered(config, "expert_layer", sizes.layers)]
-    if any(is_sparse) and not 0 < used <= count:
-        raise UnsupportedConfig(f"num_experts_per_tok = {used} of {count} experts is not possible")
     attention, dense = parts.attention(sizes, rotated=False), parts.mlp(sizes)
-    sparse = parts.mixture(sizes, count, sizes.intermediate_size, Routing(used), router="router")
+    sparse: MLP | MoE = dense
+    if any(is_sparse):
+        sparse = parts.mixture(sizes, count, sizes.intermediate_size, Routing(used), router="router")
     state, rank = int(config["mamba_d_state"]), step_rank(config["mamba_dt_rank"], sizes.hidden_size)
     inner, biases = int(config["mamba_expand"]) * sizes.hidden_size, bool(config["mamba_proj_bias"])
     scanned = SelectiveScanSizes(inner, state, int(config["mamba_d_conv"]), rank, bool(config["mamba_conv_bias"]))

@@ -137,7 +137,7 @@ def _made(architecture: Architecture, config: Mapping[str, Any]) -> Part:
 def _check_layers(config: Mapping[str, Any]) -> None:
     for name in (each for each in _LAYERS if config.get(each) is not None):
         if not isinstance(config[name], int) or not 0 <= config[name] <= MAX_LAYERS:
-            raise InvalidConfig(f"{name} is {config[name]!r}, which is not a number of layers")
+            raise ValueError(f"{name} is {config[name]!r}, which is not a number of layers")
 
 
 def _blamed(architecture: Architecture, config: Mapping[str, Any], error: Exception) -> str:

@@ -188,7 +188,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "nemotron_h",
         {**EXPERTS, **BY_PATTERN, "num_experts_per_tok": 7},
-        "num_experts_per_tok = 7 is not between 1 and 6 experts",
+        "num_experts_per_tok = 7 of 6 experts is not possible",
     ),
     ("nemotron_h", {**EXPERTS, **BY_PATTERN, "n_shared_experts": 2}, "n_shared_experts = 2 is not implemented"),
     ("nemotron_h", {"n_groups": 5}, "12 heads are not a multiple of 5 groups"),

@@ -151,7 +151,8 @@ def mixture(
     `shared_gate`: the sigmoid of a gate multiplies its result. `bias`: of the experts. `router`: its name.
     """
     hidden = sizes.hidden_size
-    check_experts(routing.top_k, count)
+    if count > 0:  # else the tree is refused by the field that says so
+        check_experts(routing.top_k, count)
     correction = Tensors({f"{router}.e_score_correction_bias": (count,)}) if routing.bias else None
     every = mlp(sizes, activation=shared_activation, inner=shared, name=shared_name) if shared else None
     gate = Linear({f"{shared_name}_gate": 1}, hidden) if every is not None and shared_gate else None
