@@ -126,6 +126,8 @@ READ_ELSEWHERE = {
     "download_dir": "srv.planning.resolution: selects the model",
     "model_loader_extra_config": "srv.args.rules.loading: how weight files are read",
     "weight_loader_disable_mmap": "srv.args.rules.loading: how weight files are read",
+    "ep_size": "srv.dist.mesh: how the ranks divide the model",
+    "enable_dp_lm_head": "srv.dist.mesh: how the ranks divide the model",
     **{name: "a backend that names it" for name, argument in ARGUMENTS.items() if argument.arg.read_by},
     **dict.fromkeys(READABLE, "srv.planning.steps: the algorithm names those that it reads"),
     **dict.fromkeys(NAMED_BY.values(), "srv.platform.op_choice: selects the implementation of an op"),

@@ -225,11 +225,11 @@ def test_constraint_is_not_checked_on_a_refused_value() -> None:
 
 
 def test_all_refusals_are_collected() -> None:
-    user_input = user(port=0, dp_size=2, context_length=5000, attention_backend="palin", page_size=0)
+    user_input = user(port=0, pp_size=2, context_length=5000, attention_backend="palin", page_size=0)
     actual = rejections(user_input)
     assert {what: rejected.code for what, rejected in actual.items()} == {
         "port": "bad_value",
-        "dp_size": "planned",
+        "pp_size": "planned",
         "context_length": "context_over_model",
         "attention_backend": "unknown_backend",
         "page_size": "bad_value",
@@ -243,7 +243,7 @@ def test_refusals_of_parsing_come_first() -> None:
     assert list(rejections(user_input)) == ["port", "page_size"]
 
 
-@every("name", ["dp_size", "pp_size"])
+@every("name", ["nnodes", "pp_size"])
 def test_planned_argument_accepts_only_its_default(name: str) -> None:
     default = resolved().config.get(name)
     assert resolved(user(**{name: default})).config.get(name) == default

@@ -159,7 +159,7 @@ def test_a_plan_shows_what_was_read_and_a_launch_says_why_it_has_no_effect(tmp_p
         resolve_launch(user(**values | {"device": "cpu"}))  # whatever processor this is
     for (refused,) in (plan.refusals, caught.value.rejections):
         assert (refused.code, refused.what, refused.who) == ("planned", "init_expert_location", "command line")
-        assert "only with expert parallelism (ep_size above 1)" in refused.reason
+        assert "other placements are not implemented yet" in refused.reason
         assert "(read: 4 places for the 4 experts of each of layers 1 to 2; 4 experts are not where" in refused.reason
     counted = make_plan(user(**values | {"init_expert_location": json.dumps({"logical_count": COUNTED})}))
     assert to_dict(counted)["experts"] == {"layers": [1, 2], "experts": 4, "choices": 8, "imbalance": 4.0}

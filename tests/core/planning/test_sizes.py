@@ -183,7 +183,7 @@ def test_an_unknown_code_of_4_bits_is_refused(tmp_path: Path, capsys: pytest.Cap
 def test_one_cause_is_one_refusal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quant_config = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": True}
     facts(tmp_path, "Qwen3-32B", quantization_config=quant_config)
-    code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90,count=2", "--tp-size", "2")
+    code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90,count=3", "--tp-size", "3")
     assert (code, "launch would refuse: tp_size (not_divisible)\n" in shown) == (2, True)
     facts(tmp_path, "Qwen3-32B", quantization_config={"quant_method": "quark"})
     code, shown = plan(tmp_path, capsys, "--device", "cuda:sm90")

@@ -71,7 +71,7 @@ def test_a_translation_is_printed_as_command_line_and_yaml(capsys: pytest.Captur
     ("words", "refused"),
     [
         (("vllm", "--", "serve", "x/m", "--enable-lora", "--max-num-seqs", "4"), [("enable_lora", "planned")]),
-        (("sglang", "--", "--model", "x/m", "--dp", "2"), [("dp_size", "planned")]),
+        (("sglang", "--", "--model", "x/m", "--pp", "2"), [("pp_size", "planned")]),
         (("vllm", "--", "serve", "x/m", "-tp", "2"), []),  # the device is not known
         (("vllm", "--device", "cuda:sm90", "--", "serve", "x/m", "-tp", "2"), [("tp_size", "too_few_devices")]),
         (("vllm", "--", "x/m", "-tp", "2", "--device", "cuda:sm90,count=2"), []),

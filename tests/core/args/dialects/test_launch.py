@@ -86,13 +86,13 @@ def test_provenance_names_the_flag_of_the_other_engine(
 
 
 def test_refused_flags_are_reported_with_all_other_refusals(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--max_seq_len", "9999", "--dp_size", "2", "--m-split", "4", "--tp_sizes", "3")
+    words = ("--max_seq_len", "9999", "--pp_size", "2", "--m-split", "4", "--tp_sizes", "3")
     output = plan(capsys, *CPU, "--dialect", "rtp-llm", "--checkpoint_path", str(folder), *words)
     refused = {refusal["what"]: (refusal["code"], refusal["who"]) for refusal in output["refusals"]}
     assert refused == {
         "--m-split": ("no_equivalent", "command line, as RTP-LLM"),
         "--tp_sizes": ("unknown_flag", "command line, as RTP-LLM"),
-        "dp_size": ("planned", "--dp_size 2 (rtp-llm)"),
+        "pp_size": ("planned", "--pp_size 2 (rtp-llm)"),
         "context_length": ("context_over_model", "--max_seq_len 9999 (rtp-llm)"),
     }
     assert all(refusal["reason"] and refusal["remedy"] for refusal in output["refusals"])
