@@ -173,9 +173,9 @@ def test_plan_collects_refusals_of_device_model_and_values(capsys: pytest.Captur
 
 
 def test_refusals_of_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--json", "--device", "imagined:mk1", "--dp-size", "2"]) == 2
+    assert main(["plan", "--json", "--device", "imagined:mk1", "--pp-size", "2"]) == 2
     (refusal,) = json.loads(capsys.readouterr().out)["refusals"]
-    assert (refusal["code"], refusal["what"], refusal["value"]) == ("planned", "dp_size", "2")
+    assert (refusal["code"], refusal["what"], refusal["value"]) == ("planned", "pp_size", "2")
 
 
 def test_planned_values_are_resolved_and_a_launch_would_refuse_them(
@@ -185,16 +185,16 @@ def test_planned_values_are_resolved_and_a_launch_would_refuse_them(
     words = (
         f"plan --device imagined:mk1 --model-path {folder} --load-format dummy --speculative-algorithm EAGLE".split()
     )
-    assert main([*words, "--dp-size", "2"]) == 2
+    assert main([*words, "--pp-size", "2"]) == 2
     printed = capsys.readouterr()
-    assert "launch would refuse: speculative_algorithm (planned), dp_size (planned)" in printed.out
+    assert "launch would refuse: speculative_algorithm (planned), pp_size (planned)" in printed.out
     for line in (
         "speculative_num_steps = 5 because that number suits the drafter",
         "max_running_requests = 48 because each request has several tokens to verify per step",
-        "disable_overlap_schedule = true because the number of accepted tokens is known only after the step",
+        "disable_overlap_schedule = true because ",
         "drafter: ",
         "pages: ",
-        "note: the memory of weights and KV pool is that of tp_size alone, without dp_size",
+        "note: the memory of weights and KV pool is that of tp_size alone, without pp_size",
     ):
         assert line in printed.out, line
     assert printed.err.startswith("srv: 2 refusals:\n")

@@ -41,7 +41,7 @@ def test_replicas_compute_their_own_tokens(kind: str, tmp_path: Path) -> None:
     sizes = divisions(facts, in_blocks=False)
     assert not isinstance(sizes, str)
     for mesh in MESHES:
-        if mesh.experts > 1 and not sizes.experts:
+        if mesh.experts > 1 and kind != "qwen3_moe":
             continue
         assert not sizes.obstacles(mesh)
 
