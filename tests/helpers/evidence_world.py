@@ -30,6 +30,7 @@ UNSET = None
 LOWEST_PORT = 1
 # Arguments that are not in the array, with the reason; separate tests cover them.
 ELSEWHERE = {
+    "load_balance_method": "it needs several replicas: tests/core/engine/test_replicas.py",
     "device": "every start names it",
     "model_path": "every start names one of two models",
     "attention_backend": "not every backend supports every KV dtype: each has its own starts",

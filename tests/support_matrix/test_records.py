@@ -244,9 +244,6 @@ def test_pair_describes_its_dependency() -> None:
     shown = matrix()
     attention = cell(shown, "pair:attention_backend+page_size")
     assert (attention.status, attention.reason) == (Status.LIMITED, "attention_backend wide requires page_size 32")
-    tiers = cell(shown, "pair:disable_radix_cache+enable_hierarchical_cache")
-    assert (tiers.status, tiers.reason_code, tiers.declared) == (Status.PLANNED, "planned", Status.LIMITED)
-    assert tiers.reason.startswith("not enable_hierarchical_cache true with disable_radix_cache true: ")
 
 
 def test_constraints_of_two_arguments_are_one_pair() -> None:

@@ -165,7 +165,7 @@ def test_each_cell_is_one_glyph_whose_color_says_what_was_run(shown: Matrix) -> 
         "schedule_policy=fcfs": ("○", "supported"),
         "log_level=debug": ("✕", "unsupported"),
         "log_level": ("◐", "limited"),
-        "dp_size": ("…", "planned"),
+        "pp_size": ("…", "planned"),
     }
     assert {feature: looks[feature] for feature in expected} == expected
 

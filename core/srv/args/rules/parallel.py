@@ -14,7 +14,6 @@ _READ_OF_MODEL = (
     "ep_size",
     "dp_size",
     "enable_dp_attention",
-    "enable_dp_lm_head",
 )
 
 
@@ -31,12 +30,13 @@ def _rank_exists(context: ResolutionContext) -> str | None:
 
 
 def _mesh(context: ResolutionContext) -> Mesh:
-    return mesh_of(context.__getitem__)
+    """Without what divides the output layer, which has no further condition."""
+    return mesh_of(lambda name: None if name == "enable_dp_lm_head" else context[name])
 
 
 def _divisions(context: ResolutionContext) -> Divisions | str | None:
     """What the model says of several ranks; None if there is only one, or no model."""
-    if _mesh(context).tensor == 1 or context.model is None:
+    if context["tp_size"] == 1 or context.model is None:
         return None
     if context["model_impl"] == "transformers":
         return "the layers of transformers cannot be sharded, only native ones (model_impl is transformers)"
@@ -46,11 +46,11 @@ def _divisions(context: ResolutionContext) -> Divisions | str | None:
 def _model_divides(context: ResolutionContext) -> str | None:
     """Whether a model that can be sharded can be over `tp_size` ranks."""
     sizes = _divisions(context)
-    return _obstacles(sizes, context) if isinstance(sizes, Divisions) and len(sizes.legal_ranks()) > 1 else None
+    return _obstacles(sizes, _mesh(context)) if isinstance(sizes, Divisions) and len(sizes.legal_ranks()) > 1 else None
 
 
-def _obstacles(sizes: Divisions, context: ResolutionContext) -> str | None:
-    if not (obstacles := sizes.obstacles(_mesh(context))):
+def _obstacles(sizes: Divisions, mesh: Mesh) -> str | None:
+    if not (obstacles := sizes.obstacles(mesh)):
         return None
     return f"{'; '.join(obstacles)} (this model allows {', '.join(map(str, sizes.legal_ranks()))})"
 
@@ -66,7 +66,7 @@ def _model_never_divides(context: ResolutionContext) -> str | None:
     sizes = _divisions(context)
     if isinstance(sizes, str):
         return None if _dequantized_divides(context) else sizes
-    return _obstacles(sizes, context) if sizes is not None and len(sizes.legal_ranks()) == 1 else None
+    return _obstacles(sizes, Mesh(context["tp_size"])) if sizes is not None and len(sizes.legal_ranks()) == 1 else None
 
 
 def _dequantized_divides(context: ResolutionContext) -> bool:
@@ -76,7 +76,7 @@ def _dequantized_divides(context: ResolutionContext) -> bool:
     if model is None or method is None or not method.dequantizable or context["dequantize_weights"]:
         return False
     sizes = divisions(model, in_blocks=False)
-    return isinstance(sizes, Divisions) and not sizes.obstacles(_mesh(context))
+    return isinstance(sizes, Divisions) and not sizes.obstacles(Mesh(context["tp_size"]))
 
 
 def _enough_devices(context: ResolutionContext) -> str | None:
@@ -218,9 +218,11 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "not_divisible",
         _model_divides_dequantized,
         "Set --dequantize-weights (the weights then take the model's dtype), or leave it at 1.",
-        reads=_READ_OF_MODEL,
+        reads=("model_impl", "dequantize_weights"),
     ),
-    Constraint("tp_size", "not_divisible", _model_never_divides, "Leave it at 1.", reads=_READ_OF_MODEL),
+    Constraint(
+        "tp_size", "not_divisible", _model_never_divides, "Leave it at 1.", reads=("model_impl", "dequantize_weights")
+    ),
     Constraint(
         "nnodes",
         "not_divisible",
