@@ -55,17 +55,11 @@ def _obstacles(sizes: Divisions, mesh: Mesh) -> str | None:
     return f"{'; '.join(obstacles)} (this model allows {', '.join(map(str, sizes.legal_ranks()))})"
 
 
-def _model_divides_dequantized(context: ResolutionContext) -> str | None:
-    """Why the model cannot be sharded with its weights as they are, if it can be with dequantized ones."""
-    sizes = _divisions(context)
-    return sizes if isinstance(sizes, str) and _dequantized_divides(context) else None
-
-
 def _model_never_divides(context: ResolutionContext) -> str | None:
     """Why no number of ranks is possible but one."""
     sizes = _divisions(context)
     if isinstance(sizes, str):
-        return None if _dequantized_divides(context) else sizes
+        return f"{sizes}; with --dequantize-weights it can be" if _dequantized_divides(context) else sizes
     return _obstacles(sizes, Mesh(context["tp_size"])) if sizes is not None and len(sizes.legal_ranks()) == 1 else None
 
 
@@ -216,12 +210,9 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     Constraint(
         "tp_size",
         "not_divisible",
-        _model_divides_dequantized,
-        "Set --dequantize-weights (the weights then take the model's dtype), or leave it at 1.",
+        _model_never_divides,
+        "Leave it at 1, or do what the reason names.",
         reads=("model_impl", "dequantize_weights"),
-    ),
-    Constraint(
-        "tp_size", "not_divisible", _model_never_divides, "Leave it at 1.", reads=("model_impl", "dequantize_weights")
     ),
     Constraint(
         "nnodes",
