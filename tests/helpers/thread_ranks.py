@@ -14,7 +14,7 @@ from srv.dist.group import RankGroup
 from srv.dist.mesh import Axis, Mesh
 from srv.models.checkpoints.slices import Slice
 from srv.models.layers.context import JoinedGroup
-from srv.worker.load import abort, join_groups
+from srv.worker.load import join_groups, leave_groups
 
 Result = TypeVar("Result")
 TIMEOUT_S = 60
@@ -123,7 +123,7 @@ def on_mesh(mesh: Mesh, run: Callable[[Mapping[Axis, JoinedGroup]], Result]) -> 
         try:
             return run(joined)
         except BaseException:
-            abort(joined)
+            leave_groups(joined)
             raise
 
     with ThreadPoolExecutor(mesh.tensor) as pool:

@@ -18,9 +18,7 @@ class RankGroup:
     `name` identifies the group in logs and errors, and in its directory: no two groups of an engine have the same name.
     Some libraries take at most 32 characters. `directory`: a private directory of this host, new for each engine,
     through which the members find one another; "" for a group of one. `timeout_s`: how long a collective operation
-    waits for the other members; while the engine starts it may wait `start_timeout_s`. `buffer_mib`: how much memory
-    of the device each buffer of this group takes, for libraries whose buffers have a choice of size; 0: as the library
-    does by default.
+    waits for the other members; while the engine starts it may wait `start_timeout_s`.
     """
 
     name: str = "tensor"
@@ -29,7 +27,6 @@ class RankGroup:
     directory: str = ""
     timeout_s: float = 0.0
     start_timeout_s: float = 0.0
-    buffer_mib: int = 0
 
     def share(self, total: int, unit: int = 1) -> tuple[int, int]:
         """The range [begin, end) of `total` elements that this member holds, in whole units of `unit` elements.

@@ -1,7 +1,7 @@
 """How the ranks of an engine divide a model: one value, from resolution to the worker. Torch-free.
 
-The same `tensor` ranks are cut along several axes. Those of attention, from the outside in: replicas, parts of a
-prompt, heads. Experts are an overlay on the same ranks: whole experts first, then slices of each.
+The same `tensor` ranks are cut along several axes. Attention is divided among replicas first, then by heads. Experts
+are an overlay on the same ranks: whole experts first, then slices of each.
 
     tensor 8, replicas 2, experts 4         rank        0   1   2   3 │ 4   5   6   7
                                             replica     0   0   0   0 │ 1   1   1   1
@@ -20,9 +20,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from srv.dist.group import RankGroup
 
-Axis: TypeAlias = Literal[
-    "tensor", "heads", "prompt", "replicas", "experts", "slices", "dense", "vocabulary", "embedding"
-]
+Axis: TypeAlias = Literal["tensor", "heads", "replicas", "experts", "slices", "vocabulary", "embedding"]
 AXES: tuple[Axis, ...] = get_args(Axis)
 
 
@@ -30,19 +28,18 @@ AXES: tuple[Axis, ...] = get_args(Axis)
 class Mesh:
     """`tensor`: ranks that compute each step together. `replicas`: of attention, each with requests of its own.
 
-    `prompt`: ranks among which the tokens of one prompt are distributed. `experts`: ranks, or groups of ranks that hold
-    slices, among which whole experts are distributed. `whole_dense`: every rank holds dense layers whole.
-    `own_vocabulary`: each replica divides the output layer among its own ranks only, as it does the embedding. `nodes`:
-    machines, with equally many ranks each.
+    `experts`: ranks, or groups of ranks that hold slices, among which whole experts are distributed. `own_vocabulary`:
+    each replica divides the output layer among its own ranks only, as it does the embedding.
     """
 
     tensor: int = 1
     replicas: int = 1
-    prompt: int = 1
     experts: int = 1
-    whole_dense: bool = False
     own_vocabulary: bool = False
-    nodes: int = 1
+
+    @property
+    def ranks_per_replica(self) -> int:
+        return self.tensor // self.replicas
 
     def width(self, axis: Axis) -> int:
         """How many ranks a group of this axis has."""
@@ -50,27 +47,21 @@ class Mesh:
             case "tensor":
                 return self.tensor
             case "heads" | "embedding":
-                return self.tensor // (self.replicas * self.prompt)
-            case "prompt":
-                return self.prompt
+                return self.ranks_per_replica
             case "replicas":
                 return self.replicas
             case "experts":
                 return self.experts
             case "slices":
                 return self.tensor // self.experts
-            case "dense":
-                return 1 if self.whole_dense else self.tensor
             case "vocabulary":
-                return self.width("heads") if self.own_vocabulary else self.tensor
+                return self.ranks_per_replica if self.own_vocabulary else self.tensor
 
     def stride(self, axis: Axis) -> int:
         """The distance between neighbours in a group of this axis."""
         match axis:
-            case "prompt":
-                return self.width("heads")
             case "replicas":
-                return self.width("heads") * self.prompt
+                return self.ranks_per_replica
             case "experts":
                 return self.width("slices")
             case _:
@@ -87,23 +78,9 @@ class Mesh:
         members = self.members(axis, of.rank)
         return replace(of, name=f"{axis}-{members[0]}", rank=members.index(of.rank), size=len(members))
 
-    @property
-    def ranks_per_node(self) -> int:
-        return self.tensor // self.nodes
-
-    @property
-    def ranks_per_replica(self) -> int:
-        return self.tensor // self.replicas
-
     def obstacles(self) -> Iterator[str]:
         """Clauses that say which sizes do not fit one another."""
-        for name, size in (
-            ("replicas of attention", self.replicas),
-            ("parts of a prompt", self.prompt),
-            ("replicas and parts of a prompt", self.replicas * self.prompt),
-            ("groups of experts", self.experts),
-            ("machines", self.nodes),
-        ):
+        for name, size in (("replicas of attention", self.replicas), ("groups of experts", self.experts)):
             if self.tensor % size:
                 yield f"{self.tensor} ranks cannot be divided into {size} {name}"
 
@@ -113,8 +90,7 @@ def mesh_of(value: Callable[[str], Any]) -> Mesh:
 
     Without what does not fit the number of ranks, which is refused: a plan goes on with the rest.
     """
-    mesh = Mesh(value("tp_size") or 1)
-    fitting = mesh
+    fitting = Mesh(value("tp_size") or 1)
     for change in (
         {"replicas": (value("dp_size") or 1) if value("enable_dp_attention") else 1},
         {"experts": value("ep_size") or 1},
@@ -129,3 +105,11 @@ def all_ranks(value: Callable[[str], Any]) -> int:
     """The ranks of all replicas of the model. `value`: as of `mesh_of`."""
     replicas = 1 if value("enable_dp_attention") else value("dp_size") or 1
     return int((value("tp_size") or 1) * replicas)
+
+
+def rank_on_host(value: Callable[[str], Any], replica: int, group: RankGroup) -> int:
+    """The number of a rank among those of all replicas. `group`: of the ranks that compute each step together.
+
+    `value`: as of `mesh_of`.
+    """
+    return group.rank if value("enable_dp_attention") else replica * group.size + group.rank

@@ -19,7 +19,7 @@ from srv.io.messages import Output
 from srv.types import RequestSpec
 
 AUTO, REQUESTS, TOKENS, ROUND_ROBIN = "auto", "total_requests", "total_tokens", "round_robin"
-# Further names, of releases of SGLang. Its decode_round_robin is another one's only on servers that prefill.
+# Names in other releases of SGLang. There, decode_round_robin differs from round_robin on servers that prefill only.
 SYNONYMS: Mapping[str, str] = MappingProxyType(
     {"shortest_queue": REQUESTS, "minimum_tokens": TOKENS, "decode_round_robin": ROUND_ROBIN}
 )

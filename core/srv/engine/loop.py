@@ -158,7 +158,7 @@ class EngineLoop:
                 return
             plan = plan or submitted
             self._integrity_checked = False
-            if self._in_flight:
+            if self._in_flight and plan.rows:
                 self._overlapped += 1
             if self._observe_step is not None:
                 self._submitted.append(time.perf_counter())

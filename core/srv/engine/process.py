@@ -59,6 +59,7 @@ def _serve(spec: EngineSpec, channel: EngineChannel, phases: Phases) -> int:
     watch_collections(spec.config.observe.gc_warning_threshold_secs)
     stopped = "stopped"
     child.ready()
+    agreement: Agreement | None = None
     try:
         _observe_start(hooks, engine.ready)
         agreement = _agreement(spec, channel)
@@ -73,6 +74,8 @@ def _serve(spec: EngineSpec, channel: EngineChannel, phases: Phases) -> int:
         raise
     finally:
         engine.executor.close()
+        if agreement is not None:
+            agreement.close()
         if (observe := hooks.bind("srv_engine_stopped")) is not None:
             observe(EngineStopped(reason=stopped))
     return 0

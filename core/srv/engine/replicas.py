@@ -94,7 +94,7 @@ class EngineReplicas:
     def start(self, environment: Callable[[int], Mapping[str, str]], ranks: int = 1) -> None:
         """See `EngineProcess.start`. `ranks`: of each replica."""
         for replica in self._replicas:
-            replica.start(environment, ranks)
+            replica.start(environment, ranks, alone=self._meeting is None)
 
     def send_spec(self, make_spec: MakeSpec) -> None:
         """See `EngineProcess.send_spec`."""

@@ -36,12 +36,13 @@ class EngineProcess:
         self._channel = ApiChannel(self._directory)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, environment: Callable[[int], Mapping[str, str]], ranks: int = 1) -> None:
+    def start(self, environment: Callable[[int], Mapping[str, str]], ranks: int = 1, *, alone: bool = True) -> None:
         """Start the process. It imports its modules and waits for `send_spec`. A single rank runs in it, too.
 
-        `environment`: the variables of a rank, by its number among the ranks of this host.
+        `environment`: the variables of a rank, by its number among the ranks of this host. `ranks`: of the engine.
+        `alone`: they compute steps without those of other replicas; otherwise even a single one has its own process.
         """
-        modules = [_WORKER_MODULE] if ranks == 1 else []
+        modules = [_WORKER_MODULE] if ranks == 1 and alone else []
         self._process = child.spawn("srv.engine.process", environment(self._replica * ranks), modules)
 
     def send_spec(self, make_spec: Callable[[str, str], EngineSpec]) -> None:

@@ -36,7 +36,7 @@ OUTPUT = "lm_head"  # the name of the output layer
 # Along which axis of a mesh a part is divided; any other one as what it is in.
 _AXES: tuple[tuple[type[Part], Axis], ...] = (
     (Mixer, "heads"),
-    (MLP, "dense"),
+    (MLP, "tensor"),
     (Embedding, "embedding"),
     (Output, "vocabulary"),
 )

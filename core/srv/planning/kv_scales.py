@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from srv.args.config import Config
+from srv.dist.mesh import mesh_of
 from srv.dtypes import FLOAT8, KVScales
 from srv.errors import ModelError
 from srv.models.checkpoints.kv_scale_tensors import StoredScale, read_scales
@@ -65,7 +66,7 @@ def configured_scales(config: Config, model: ModelFacts, rank: int = 0) -> Scale
     if not has_scales(config, model) or config.weights.calculate_kv_scales:
         return NO_SCALES
     if file is not None:
-        factors = _read_file(file.expanduser(), model, dtype, config.parallel.tp_size)[rank]
+        factors = _read_file(file.expanduser(), model, dtype, mesh_of(config.get).width("heads"))[rank]
         return ScaleSource({layer: KVScales(factor, factor) for layer, factor in factors.items()})
     stored = model.format == "safetensors" and config.model.load_format != "dummy"
     return _of_checkpoint(model) if stored else NO_SCALES

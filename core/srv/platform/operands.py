@@ -1,9 +1,10 @@
-"""Checks of what collective operations are given, for communicators; each raises ValueError."""
+"""What communicators do with the tensors of collective operations: checks, each of which raises ValueError; bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 
@@ -39,3 +40,8 @@ def require_member(operation: str, member: int, size: int, excluded: int = -1) -
     if not 0 <= member < size or member == excluded:
         others = "" if excluded < 0 else f" other than {excluded}"
         raise ValueError(f"{operation} needs a rank from 0 to {size - 1}{others}, not {member}")
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor, in one dimension, for libraries that do not know its dtype."""
+    return tensor.view(-1).view(torch.uint8)

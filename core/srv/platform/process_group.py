@@ -25,13 +25,12 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from srv.dist.group import RankGroup
 from srv.errors import RankLost
-from srv.platform.operands import require_contiguous, require_member, require_splits, rows_per_member
+from srv.platform.operands import as_bytes, require_contiguous, require_member, require_splits, rows_per_member
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a process group is made from. `name`: of the group. `timeout`: of its operations. `buffer_mib`: see
-    `srv.dist.group.RankGroup`.
+    """What a process group is made from. `name`: of the group. `timeout`: of its operations.
 
     lost(reason): the error for an operation that fails where no caller waits for it, as in a replayed step. Of the
     groups only those of simulated devices need it.
@@ -44,7 +43,6 @@ class Membership:
     timeout: timedelta
     device: torch.device
     lost: Callable[[str], Exception]
-    buffer_mib: int = 0
 
 
 MakeGroup = Callable[[Membership], Any]
@@ -64,7 +62,7 @@ class ProcessGroupCommunicator:
         store = FileStore(str(Path(group.directory, f"{group.name}.store")), group.size)
         store.set_timeout(start)
         timeout = timedelta(seconds=group.timeout_s)
-        member = Membership(group.name, store, group.rank, group.size, timeout, device, self._lost, group.buffer_mib)
+        member = Membership(group.name, store, group.rank, group.size, timeout, device, self._lost)
         try:
             self._process_group = make_group(member)
         except RuntimeError as error:
@@ -84,8 +82,8 @@ class ProcessGroupCommunicator:
         """See `srv.platform.interface.Communicator`."""
         gathered = tensor.new_empty((self._group.size, *tensor.shape))
         if tensor.numel():
-            own = _bytes(self._operand(tensor))
-            self._run(lambda: self._process_group._allgather_base(_bytes(gathered), own))
+            own = as_bytes(self._operand(tensor))
+            self._run(lambda: self._process_group._allgather_base(as_bytes(gathered), own))
         return gathered
 
     def reduce_scatter(self, tensor: Tensor) -> Tensor:
@@ -102,8 +100,8 @@ class ProcessGroupCommunicator:
         rows_per_member("all_to_all", tensor, self._group.size)
         received = tensor.new_empty(tensor.shape)
         if tensor.numel():
-            own = _bytes(self._operand(tensor))
-            self._run(lambda: self._process_group.alltoall_base(_bytes(received), own, [], []))
+            own = as_bytes(self._operand(tensor))
+            self._run(lambda: self._process_group.alltoall_base(as_bytes(received), own, [], []))
         return received
 
     def all_to_all_uneven(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> Tensor:
@@ -112,7 +110,7 @@ class ProcessGroupCommunicator:
         received = tensor.new_empty((sum(receive), *tensor.shape[1:]))
         width = tensor.shape[1:].numel() * tensor.itemsize
         if width:
-            into, own = (_bytes(each).view(-1, width) for each in (received, self._operand(tensor)))
+            into, own = (as_bytes(each).view(-1, width) for each in (received, self._operand(tensor)))
             self._run(lambda: self._process_group.alltoall_base(into, own, list(receive), list(send)))
         return received
 
@@ -121,19 +119,19 @@ class ProcessGroupCommunicator:
         require_member("broadcast", source, self._group.size)
         options = dist.BroadcastOptions()
         options.rootRank = source
-        return self._replace("broadcast", tensor, lambda own: self._process_group.broadcast([_bytes(own)], options))
+        return self._replace("broadcast", tensor, lambda own: self._process_group.broadcast([as_bytes(own)], options))
 
     def send(self, tensor: Tensor, target: int) -> None:
         """See `srv.platform.interface.Communicator`."""
         require_member("send", target, self._group.size, self._group.rank)
         if tensor.numel():
-            own = _bytes(self._operand(tensor))
+            own = as_bytes(self._operand(tensor))
             self._run(lambda: self._process_group.send([own], target, 0))
 
     def recv(self, tensor: Tensor, source: int) -> Tensor:
         """See `srv.platform.interface.Communicator`."""
         require_member("recv", source, self._group.size, self._group.rank)
-        return self._replace("recv", tensor, lambda own: self._process_group.recv([_bytes(own)], source, 0))
+        return self._replace("recv", tensor, lambda own: self._process_group.recv([as_bytes(own)], source, 0))
 
     def barrier(self) -> None:
         """See `srv.platform.interface.Communicator`: every member adds 1, and the host reads the sum."""
@@ -172,11 +170,6 @@ class ProcessGroupCommunicator:
 
     def _lost(self, reason: str) -> RankLost:
         return RankLost(f"rank {self._group.rank} of group {self._group.name} cannot reach the others: {reason}")
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor, in one dimension."""
-    return tensor.view(-1).view(torch.uint8)
 
 
 def _first_line(error: Exception) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from srv import __version__
 from srv.args.statement import Resolved
+from srv.dist.mesh import mesh_of
 from srv.engine.replicas import Engine
 from srv.executor.spec import engine_spec
 from srv.io.messages import Ready
@@ -48,7 +49,7 @@ def start_engine(engine: Engine, context: LaunchContext, phases: Phases) -> Text
     sampling_defaults(context.resolved, context.model)  # these raise before anything is started
     if context.resolved.config.server.enable_custom_logit_processor:
         processors()
-    ranks = context.resolved.config.parallel.tp_size
+    ranks = mesh_of(context.resolved.config.get).ranks_per_replica
     _fill_in(context.resolved)  # refused before anything slow
     engine.start(partial(worker_environment, context.manifest, context.device), ranks)
     with phases.run("tokenizer", does="importing and building it"):

@@ -16,7 +16,7 @@ import torch
 
 from srv.args.rules.loading import reading_of
 from srv.dist.group import RankGroup
-from srv.dist.mesh import AXES, Axis, Mesh, all_ranks, mesh_of
+from srv.dist.mesh import AXES, Axis, Mesh, all_ranks, mesh_of, rank_on_host
 from srv.dist.placing import device_index, node_of
 from srv.executor.spec import EngineSpec
 from srv.io.phases import read_seconds
@@ -96,7 +96,7 @@ def load(spec: EngineSpec, group: RankGroup, start: RankStart) -> LoadedRank:
         numa.bind_process(made_from.numa_node)  # before torch and the platform start their threads
     plugin = registry.find_platforms()[spec.platform]  # the API process has found it before
     capabilities = plugin.loaded.facts.capabilities(spec.device)
-    layouts = PoolLayouts.of(spec, group.rank)
+    layouts = PoolLayouts.of(spec, mesh_of(config.get).group("heads", group).rank)
     with start.phase("device", RUNTIME, does="loading libraries"):
         platform = create_platform(plugin, made_from)
         platform.init_worker(made_from.local_rank)
@@ -132,7 +132,7 @@ def load(spec: EngineSpec, group: RankGroup, start: RankStart) -> LoadedRank:
             logger.debug("%s: %s (%s)", slot, name, target or "ops of the platform")
         return LoadedRank(spec, group, context, joined, backends, layouts, model, dense, weight_bytes, kernels)
     except BaseException:
-        abort(joined)
+        leave_groups(joined)
         raise
 
 
@@ -156,9 +156,9 @@ def join_groups(
         joined[axis] = JoinedGroup(own, made[members])
 
 
-def abort(joined: Mapping[Axis, JoinedGroup]) -> None:
-    """Leave all groups."""
-    for communicator in {id(each.communicator): each.communicator for each in joined.values()}.values():
+def leave_groups(joined: Mapping[Axis, JoinedGroup]) -> None:
+    """Groups of the same ranks share a communicator, which is aborted once."""
+    for communicator in {id(group.communicator): group.communicator for group in joined.values()}.values():
         if communicator is not None:
             communicator.abort()
 
@@ -166,8 +166,7 @@ def abort(joined: Mapping[Axis, JoinedGroup]) -> None:
 def _engine_context(spec: EngineSpec, group: RankGroup) -> EngineContext:
     """What the platform is created from. The process has been bound to a NUMA node before, if it is to be."""
     platform = spec.config.platform
-    mesh, ranks = mesh_of(spec.config.get), all_ranks(spec.config.get)
-    rank = group.rank if mesh.replicas > 1 else spec.replica * group.size + group.rank
+    rank, ranks = rank_on_host(spec.config.get, spec.replica, group), all_ranks(spec.config.get)
     node = node_of(platform.numa_node, rank)
     return EngineContext(
         spec.device,

@@ -26,7 +26,10 @@ class PoolLayouts:
 
     @classmethod
     def of(cls, spec: EngineSpec, rank: int) -> Self:
-        """Those of a resolved configuration. Raises ModelError (kv_scales) for unusable scales."""
+        """Those of a resolved configuration. `rank`: among those that divide heads.
+
+        Raises ModelError (kv_scales) for unusable scales.
+        """
         config, model = spec.config, spec.model
         groups, states = cache_specs(config, model), state_specs(config, model)
         return cls(config, groups, states, spec.kv_order, configured_scales(config, model, rank))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from srv.commands import Answer, Command, ReadMemory, StartProfile, StopProfile
 from srv.dist.group import RankGroup
+from srv.dist.mesh import rank_on_host
 from srv.executor.protocol import Allocation, Launched, RankMemory
 from srv.executor.spec import EngineSpec
 from srv.io.memory_lines import ACTIVATIONS
@@ -17,7 +18,7 @@ from srv.sched.late import LateInputs
 from srv.sched.plan import Plan
 from srv.worker.allocate import allocate
 from srv.worker.expert_counts import ExpertRecorder
-from srv.worker.load import LoadedRank, abort, load
+from srv.worker.load import LoadedRank, leave_groups, load
 from srv.worker.module_calls import module_calls
 from srv.worker.profiler import RankProfiler
 from srv.worker.runner import Runner
@@ -39,12 +40,13 @@ class RankWorker:
     def __init__(self, spec: EngineSpec, group: RankGroup = RankGroup()) -> None:  # noqa: B008 - immutable
         self._spec, self._group = spec, group
         self.start = RankStart(spec)
-        self._profiler = RankProfiler(group.rank)
+        self._number = rank_on_host(spec.config.get, spec.replica, group)  # which its files are named by
+        self._profiler = RankProfiler(self._number)
         self._recorder: ExpertRecorder | None = None
 
     def load(self) -> None:
         self.loaded = load(self._spec, self._group, self.start)
-        self._calls = module_calls(self._spec.config.debug, self.loaded.model, self._group.rank)
+        self._calls = module_calls(self._spec.config.debug, self.loaded.model, self._number)
 
     def measure(self) -> RankMemory:
         loaded = self.loaded
@@ -79,4 +81,4 @@ class RankWorker:
         """Leave the group. Only ranks in processes of their own need it."""
         loaded = getattr(self, "loaded", None)
         if loaded is not None:
-            abort(loaded.groups)
+            leave_groups(loaded.groups)

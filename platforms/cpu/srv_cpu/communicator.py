@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed import BroadcastOptions, FileStore, ProcessGroupGloo
 
 from srv.dist.group import RankGroup
-from srv.platform.operands import require_contiguous, require_member, require_splits, rows_per_member
+from srv.platform.operands import as_bytes, require_contiguous, require_member, require_splits, rows_per_member
 from srv_cpu.shared_memory import SUMMED_DTYPES, SharedMemory, lost
 
 logger = logging.getLogger(__name__)
@@ -109,13 +109,13 @@ class CpuCommunicator:
     def send(self, tensor: Tensor, target: int) -> None:
         require_member("send", target, self._group.size, self._group.rank)
         if tensor.numel():
-            self._wait(self._process_group.send([_bytes(tensor.contiguous())], target, 0), self._group.timeout_s)
+            self._wait(self._process_group.send([as_bytes(tensor.contiguous())], target, 0), self._group.timeout_s)
 
     def recv(self, tensor: Tensor, source: int) -> Tensor:
         require_contiguous("recv", tensor)
         require_member("recv", source, self._group.size, self._group.rank)
         if tensor.numel():
-            self._wait(self._process_group.recv([_bytes(tensor)], source, 0), self._group.timeout_s)
+            self._wait(self._process_group.recv([as_bytes(tensor)], source, 0), self._group.timeout_s)
         return tensor
 
     def barrier(self) -> None:
@@ -149,7 +149,7 @@ class CpuCommunicator:
         if shared is not None:
             shared.all_gather(tensor, gathered)
         elif tensor.numel():
-            self._wait(self._process_group._allgather_base(_bytes(gathered), _bytes(tensor)))
+            self._wait(self._process_group._allgather_base(as_bytes(gathered), as_bytes(tensor)))
         return gathered
 
     def _reduce_scatter_now(self, tensor: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ class CpuCommunicator:
         if shared is not None:
             shared.all_to_all(tensor, [rows * width for rows in table], received)
         elif width and any(table):
-            rows = (_bytes(each).view(-1, width) for each in (received, tensor))
+            rows = (as_bytes(each).view(-1, width) for each in (received, tensor))
             self._wait(self._process_group.alltoall_base(*rows, receive, send))
         return received
 
@@ -181,7 +181,7 @@ class CpuCommunicator:
         elif tensor.numel():
             options = BroadcastOptions()
             options.rootRank = source
-            self._wait(self._process_group.broadcast([_bytes(tensor)], options))
+            self._wait(self._process_group.broadcast([as_bytes(tensor)], options))
 
     def _wait(self, work: Any, timeout_s: float = 0.0) -> None:
         """timeout_s: of an operation between two ranks; others have that of the process group."""
@@ -189,8 +189,3 @@ class CpuCommunicator:
             work.wait(timedelta(seconds=timeout_s))  # 0: no other timeout
         except RuntimeError as error:
             raise lost(self._group, str(error).partition(". This is")[0]) from error
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a contiguous tensor, in one dimension."""
-    return tensor.view(-1).view(torch.uint8)

@@ -1,7 +1,7 @@
 """The process group of HCCL, through torch_npu, for `srv.platform.process_group`.
 
 Each group has a communicator of its own, with two buffers on the device: the ops that dispatch rows to experts allow no
-other operation in theirs. The size of each is `RankGroup.buffer_mib` (else HCCL_BUFFSIZE, 200 MB if unset). It
+other operation in theirs. The size of each is HCCL_BUFFSIZE, 200 MB if unset. It
 is made by the group's first operation, which is the barrier in which all members meet: no capture makes one. `send` and
 `recv` make another one per pair of ranks. HCCL takes no tensor that does not begin where its memory does. Several ranks
 have run on simulated devices only.
@@ -29,8 +29,6 @@ def _make_group(sdk: Sdk, member: Membership) -> Any:
     options._timeout = member.timeout
     options.global_ranks_in_group = list(range(member.size))
     options.hccl_config = {"group_name": member.name}
-    if member.buffer_mib:
-        options.hccl_config |= {"hccl_buffer_size": member.buffer_mib}
     group = process_group(member.store, member.rank, member.size, options)
     if hasattr(group, "fail_with"):  # simulated operations fail where no caller waits; HCCL's watchdog ends the process
         group.fail_with(member.lost)

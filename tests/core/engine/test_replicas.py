@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from every import every
 from model_cells import random_model
 
 from srv import LLM
+from srv.commands import Answer, StartProfile, StopProfile
 from srv.engine.replicas import EngineReplicas, sum_of
 from srv.errors import EngineDead, StartError
 from srv.io.messages import Stats
@@ -79,7 +81,11 @@ def test_replicas_share_the_requests(llm: LLM, small: Small) -> None:
 
 
 @pytest.mark.slow
-def test_calls_reach_all_replicas(llm: LLM, small: Small) -> None:
+def test_calls_reach_all_replicas(llm: LLM, small: Small, tmp_path: Path) -> None:
+    """Each rank of each replica answers, and writes files of its own."""
+    assert llm._run(llm._client.control(StartProfile(str(tmp_path)))) == [Answer()] * 4
+    answers = llm._run(llm._client.control(StopProfile()))
+    assert len({file for answer in answers for file in answer.files}) == len(list(tmp_path.iterdir())) == 4
     assert llm._run(llm._client.flush()).done
     assert llm._run(llm._client.stats()).pages_cached == 0
     assert llm._run(llm._client.pause(paused=True))

@@ -59,7 +59,7 @@ def _model_never_divides(context: ResolutionContext) -> str | None:
     """Why no number of ranks is possible but one."""
     sizes = _divisions(context)
     if isinstance(sizes, str):
-        return f"{sizes}; with --dequantize-weights it can be" if _dequantized_divides(context) else sizes
+        return f"{sizes}; with --dequantize-weights it can be divided" if _dequantized_divides(context) else sizes
     return _obstacles(sizes, Mesh(context["tp_size"])) if sizes is not None and len(sizes.legal_ranks()) == 1 else None
 
 
@@ -82,7 +82,7 @@ def _enough_devices(context: ResolutionContext) -> str | None:
 
 def _enough_for_replicas(context: ResolutionContext) -> str | None:
     ranks, devices, own = all_ranks(context.__getitem__), context.device.count, context["tp_size"]
-    if "host_memory" in context.capabilities or ranks <= devices or own > devices or context["enable_dp_attention"]:
+    if "host_memory" in context.capabilities or ranks <= devices or own > devices:  # the latter is tp_size's fault
         return None
     return f"{context['dp_size']} replicas have {ranks} ranks (tp_size is {own}), but there {_are(devices)}"
 
@@ -211,7 +211,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
         "tp_size",
         "not_divisible",
         _model_never_divides,
-        "Leave it at 1, or do what the reason names.",
+        "Leave it at 1, or set --dequantize-weights if the reason says so.",
         reads=("model_impl", "dequantize_weights"),
     ),
     Constraint(

@@ -494,7 +494,7 @@ class MLP(Part):
         return self.down.inputs
 
     def divided_sizes(self) -> Iterator[DividedSize]:
-        yield DividedSize(INTERMEDIATE, self.inner, "dense")
+        yield DividedSize(INTERMEDIATE, self.inner, "tensor")
 
     def ops(self, dtype: str) -> Iterator[OpUse]:
         if self.activation == "silu_gated":

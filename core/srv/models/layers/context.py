@@ -15,7 +15,7 @@ from srv.platform.interface import Communicator, OpArgs
 from srv.platform.ops import Ops
 
 _ONE_RANK = RankGroup()
-_OF_TENSORS: tuple[Axis, ...] = ("tensor", "heads", "slices", "dense", "vocabulary", "embedding")
+_OF_TENSORS: tuple[Axis, ...] = ("tensor", "heads", "slices", "vocabulary", "embedding")
 
 
 class JoinedGroup(NamedTuple):

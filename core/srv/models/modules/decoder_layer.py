@@ -113,10 +113,11 @@ class DecoderLayer(StackLayer):
     def fed(self, x: Tensor, context: ForwardContext) -> Tensor:
         """The result of the feed-forward part, of all ranks that divide it."""
         if self.replica_rows is None:
-            return self.feed_all(x)
-        return self.replica_rows.run(self.feed_all, x, context.tokens)
+            return self._summed(x)
+        return self.replica_rows.run(self._summed, x, context.tokens)
 
-    def feed_all(self, x: Tensor) -> Tensor:
+    def _summed(self, x: Tensor) -> Tensor:
+        """The feed-forward part of these rows, added up over all ranks."""
         out = self.mlp.forward(x)
         return out if self.reduce_fed is None else self.reduce_fed(out)
 

@@ -45,10 +45,10 @@ class EncoderLayer(nn.Module):
     def __init__(self, part: encoders.EncoderLayer, place: Place) -> None:
         super().__init__()
         self.prefix, self.pre_norm = place.prefix, part.pre_norm
-        heads, dense = place.over("heads"), place.over("dense")
+        heads = place.over("heads")
         self.attention = Attention(part.attention, heads.within(part.attention))
-        self.mlp = MLP(part.mlp, dense.within(part.mlp))
-        self._of_heads, self._of_dense = heads.context.communicator, dense.context.communicator
+        self.mlp = MLP(part.mlp, place.within(part.mlp))
+        self._of_heads, self._of_all = heads.context.communicator, place.context.communicator
         self.attention_norm = None if part.attention_norm is None else make_norm(part.attention_norm, place)
         self.mlp_norm = make_norm(part.mlp_norm, place)
 
@@ -57,10 +57,10 @@ class EncoderLayer(nn.Module):
         if self.pre_norm:
             normed = x if self.attention_norm is None else self.attention_norm.forward(x)
             x = x + _whole(self.attention.forward(normed, inputs, context), self._of_heads)
-            return x + _whole(self.mlp.forward(self.mlp_norm.forward(x)), self._of_dense)
+            return x + _whole(self.mlp.forward(self.mlp_norm.forward(x)), self._of_all)
         assert self.attention_norm is not None
         x = self.attention_norm.forward(_whole(self.attention.forward(x, inputs, context), self._of_heads) + x)
-        return self.mlp_norm.forward(_whole(self.mlp.forward(x), self._of_dense) + x)
+        return self.mlp_norm.forward(_whole(self.mlp.forward(x), self._of_all) + x)
 
 
 def _whole(out: Tensor, communicator: Communicator | None) -> Tensor:

@@ -216,7 +216,6 @@ class MoE(nn.Module):
 
 
 def feed_forward(part: blueprint.MLP | blueprint.MoE, place: Place) -> MLP | MoE:
-    place = place.over("dense")
     if isinstance(part, blueprint.MoE):
         return MoE(part, place)
     if isinstance(part, blueprint.LearnedMLP):
