@@ -75,10 +75,12 @@ def verdict(
     decisive: Verdict | None = None
     effective: Verdict | None = None
     pending = deque(models)
+    user = _one_value(argument, value, more)
+    tried = {statement.argument for statement in user.statements}
     while pending:
         model = pending.popleft()
         try:
-            _launch(_one_value(argument, value, more), on, model)
+            _launch(user, on, model)
         except Refusal as refusal:
             about_it = [rejection for rejection in refusal.rejections if rejection.what == argument]
             about = about_it or list(refusal.rejections)
@@ -89,12 +91,13 @@ def verdict(
                 codes = {rejection.code for rejection in about}
                 pending += special_models() if inert.CODE in codes else ()
                 pending += quantized_models() if weights.OTHER_METHOD in codes else ()
+            of_value = about_it or [rejection for rejection in refusal.rejections if rejection.what in tried]
             if (
-                about_it
-                and about_it[0].code != inert.CODE
+                of_value
+                and of_value[0].code != inert.CODE
                 and not any(model is sample_model for sample_model in models)
             ):
-                effective = effective or _verdict(about_it[0])
+                effective = effective or _verdict(of_value[0])
             # perhaps of this checkpoint alone
             other = any(rejection.code == weights.OTHER_METHOD for rejection in about_it)
             if not other and (of_any := [rejection for rejection in about_it if rejection.code in OF_ANY_MODEL]):

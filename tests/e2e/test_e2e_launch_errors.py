@@ -173,22 +173,22 @@ def test_unknown_device_lists_known_devices() -> None:
 
 
 def test_planned_argument_is_refused() -> None:
-    text = refused("--dp-size", "2")
-    assert "dp_size = 2 (set by command line): data parallelism is not implemented yet" in text
+    text = refused("--pp-size", "2")
+    assert "pp_size = 2 (set by command line): pipeline parallelism is not implemented yet" in text
     assert "[planned]" in text
 
 
 def test_refusals_are_reported_together() -> None:
-    text = refused("--dp-size", "2", "--page-size", "0", "--prot", "1")
+    text = refused("--pp-size", "2", "--page-size", "0", "--prot", "1")
     assert "3 refusals" in text
-    for refusal in ("dp_size = 2", "page_size = 0", "Did you mean --port?"):
+    for refusal in ("pp_size = 2", "page_size = 0", "Did you mean --port?"):
         assert refusal in text
 
 
 def test_refusals_of_device_model_and_values_are_reported_together(tmp_path: Path) -> None:
-    status, text, _ = launch("--device", "npu", "--model-path", str(tmp_path / "none.gguf"), "--dp-size", "2")
+    status, text, _ = launch("--device", "npu", "--model-path", str(tmp_path / "none.gguf"), "--pp-size", "2")
     assert status == 2
-    for refusal in ("torch_npu", "none.gguf", "dp_size = 2"):
+    for refusal in ("torch_npu", "none.gguf", "pp_size = 2"):
         assert refusal in text
 
 

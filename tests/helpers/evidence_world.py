@@ -30,7 +30,11 @@ UNSET = None
 LOWEST_PORT = 1
 # Arguments that are not in the array, with the reason; separate tests cover them.
 ELSEWHERE = {
-    "load_balance_method": "it needs several replicas: tests/core/engine/test_replicas.py",
+    "dp_size": "replicas take several processes: tests/core/engine/test_replicas.py",
+    "load_balance_method": "as dp_size",
+    "enable_dp_attention": "as dp_size",
+    "enable_dp_lm_head": "as dp_size",
+    "ep_size": "it needs several ranks and experts: tests/core/executor/test_ranks.py",
     "device": "every start names it",
     "model_path": "every start names one of two models",
     "attention_backend": "not every backend supports every KV dtype: each has its own starts",

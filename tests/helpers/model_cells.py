@@ -28,7 +28,7 @@ OUTPUT = 8
 ATTENTION = ("prefill_attention_backend", "decode_attention_backend")
 ROUTERS = (
     *("mlp.gate.weight", "mlp.router.weight", "mlp.gate.wg.weight", "mixer.gate.weight"),
-    *("block_sparse_moe.router.weight", "feed_forward.router.weight"),
+    *("block_sparse_moe.router.weight", "block_sparse_moe.gate.weight", "feed_forward.router.weight"),
 )
 Combined = Callable[[Sequence[float]], float]  # one figure for the errors of all tokens
 
@@ -101,7 +101,7 @@ def decided(kind: str, experts: int, **fields: Any) -> Any:
             if name.endswith(ROUTERS):
                 parameter.mul_(0.2)[:, :experts] = torch.eye(experts)
                 routers += 1
-            if name.endswith(("post_attention_layernorm.weight", "pre_ff_layernorm.weight")):
+            if name.endswith(("post_attention_layernorm.weight", "pre_ff_layernorm.weight", "pre_moe_norm.weight")):
                 parameter[:experts] = 1.0
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):

@@ -335,8 +335,8 @@ def _grok(c: Fields, w: Weights, tokens: Tensor) -> Tensor:
         mixed_tokens = F.linear(attended(q, k, v, dim**-0.5, cap), w[f"{prefix}.self_attn.o_proj.weight"])
         x = x + rms_norm(mixed_tokens, norms["post_attn"], eps)
         x = x + rms_norm(feed(rms_norm(x, norms["pre_moe"], eps), prefix), norms["post_moe"], eps)
-    head = w["lm_head.weight"].float() * c["output_multiplier_scale"]
-    return capped(F.linear(rms_norm(x, w["model.norm.weight"], eps), head), "final_logit_softcapping")
+    logits = F.linear(rms_norm(x, w["model.norm.weight"], eps), w["lm_head.weight"]) * c["output_multiplier_scale"]
+    return capped(logits, "final_logit_softcapping")
 
 
 _GROK: Fields = {

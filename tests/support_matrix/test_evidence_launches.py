@@ -463,6 +463,11 @@ def test_whatever_the_page_says_of_what_core_has_is_tried(
     started |= {"base_device_id=0", "device_id_step=1", "numa_node=0"}  # tests/core/args/test_effects_placing.py
     started |= {"enable_piecewise_graphs=false", "piecewise_graph_max_tokens=4096"}  # their defaults, in every start
     started |= SMALLEST_LIMITS
+    started |= {f"{name}={number}" for name in ("dp_size", "ep_size") for number in (1, 2)}
+    started |= {f"load_balance_method={method}" for method in choices("load_balance_method")}
+    started |= {
+        f"{name}={value}" for name in ("enable_dp_attention", "enable_dp_lm_head") for value in ("true", "false")
+    }
     started |= {"is_embedding=true", "is_embedding=false"}  # tests/e2e
     started |= {f"pooling={mode}" for mode in choices("pooling")}  # also there
     started |= {f"{name}=torch_native" for name in SPARSE}

@@ -107,6 +107,7 @@ class CapturedSteps:
         """
         self._states = states
         self.rows = tuple(rows)
+        self._keys = {count: GraphKey("decode", count) for count in rows}
         self._counts = CapturedCounts(rows, padding=padding)
         self._model = model
         self._attention = attention
@@ -140,7 +141,7 @@ class CapturedSteps:
         def run() -> torch.Tensor:
             return out.copy_(self._model.logits(self._model(inputs, context)))
 
-        return self._graphs.capture(_decode(count), run)
+        return self._graphs.capture(self._keys[count], run)
 
     def covers(self, inputs: Inputs, shape: StepShape | None = None) -> bool:
         if self._states is not None and inputs.drafts_only:
@@ -158,7 +159,7 @@ class CapturedSteps:
         if self._states is not None:
             self._states.fill(count, step.rows)
         self._buffers.fill(count, inputs, tables)
-        self._graphs.replay(_decode(count), self._plan(count, inputs.kv_lens, inputs.lengths))
+        self._graphs.replay(self._keys[count], self._plan(count, inputs.kv_lens, inputs.lengths))
         logits = self._logits[count]
         logits = logits if rows == count else logits[:rows]
         return Computed(None, logits if inputs.outputs is None else selected(logits, inputs.outputs), "graph")
@@ -194,8 +195,3 @@ def one_token_per_row(inputs: Inputs, tables: PageTables) -> tuple[Inputs, PageT
     return replace(inputs, query_lens=[1] * len(bounds), kv_lens=bounds, lengths=lengths), tuple(
         [table[owner] for table in tables]
     )
-
-
-def _decode(rows: int) -> GraphKey:
-    """The key of steps in which each of so many rows has one token."""
-    return GraphKey("decode", rows)

@@ -173,7 +173,7 @@ FOUR = ("--device", "cuda:sm90,count=4")
         ),
         (
             ("--device", "cpu:avx2", "--tp-size", "3", "--numa-node", "0", "1"),
-            "numa_node = 0,1 (set by command line): the number of its nodes is 2, that of ranks 3 (tp_size). ",
+            "numa_node = 0,1 (set by command line): the number of its nodes is 2, that of ranks 3 (tp_size x dp_size).",
         ),
     ],
 )

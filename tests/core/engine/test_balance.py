@@ -10,7 +10,19 @@ from every import every
 from srv.engine.balance import Balance
 from srv.io.messages import Output
 from srv.types import FinishReason, RequestSpec, SamplingParams
+from srv_matrix.pytest_plugin import covers
 
+METHODS = (
+    *(
+        "round_robin",
+        "decode_round_robin",
+        "total_requests",
+        "shortest_queue",
+        "total_tokens",
+        "minimum_tokens",
+        "auto",
+    ),
+)
 PARAMS = SamplingParams(max_tokens=4)
 
 
@@ -22,7 +34,8 @@ def places(balance: Balance, prompts: Sequence[Sequence[int]]) -> list[int]:
     return [balance.place(request(str(number), prompt)) for number, prompt in enumerate(prompts)]
 
 
-@every("method", ["round_robin", "decode_round_robin", "total_requests", "shortest_queue", "total_tokens", "auto"])
+@covers(*(f"load_balance_method={method}" for method in METHODS), platform="cpu")
+@every("method", METHODS)
 def test_idle_replicas_get_equal_requests_one_after_the_other(method: str) -> None:
     balance = Balance(method, 3, prefix_cache=False)
     assert places(balance, [[number] * 5 for number in range(6)]) == [0, 1, 2] * 2

@@ -66,7 +66,7 @@ def held(made: LocalEngine) -> list[str]:
     return [text for name, text in made.ready.budget if name.startswith("rank_")]
 
 
-@covers("tp_size=1", "tp_size=2", platform="cpu")
+@covers("tp_size=1", "tp_size=2", "dp_size=1", platform="cpu")
 def test_tp_size_divides_weights_and_pool(llama: Small, tmp_path: Path) -> None:
     """Equal tokens, greedy and sampled; each rank holds half of the matrices and of the pool's heads, not a copy."""
     sampled = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
@@ -266,7 +266,7 @@ def flags_of_random(folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@covers("ep_size=2", platform="cpu")
+@covers("ep_size=1", "ep_size=2", platform="cpu")
 def test_ep_size_distributes_experts(tmp_path: Path) -> None:
     """Equal tokens; each rank holds half of the experts, or halves of those. Kernels are those that are planned."""
     fields = {**SIZES, "intermediate_size": 64, "head_dim": 32}

@@ -59,8 +59,8 @@ LINES = [
     ),
     ("cuda:sm90,count=8", "llama-3.1-405b", "sglang --tp 8", "pool_too_small"),
     ("cuda:sm90-141gb,count=8", "llama-3.1-405b", "sglang --tp 8 --quantization fp8", None),
-    ("cuda:sm90,count=8", "qwen3-32b", "sglang --tp 2 --dp-size 4", "planned"),
-    ("cuda:sm90,count=8", "qwen3-32b", "sglang --tp 8 --enable-dp-attention --dp 8", "planned"),
+    ("cuda:sm90,count=8", "qwen3-32b", "sglang --tp 2 --dp-size 4", ACCEPTED),
+    ("cuda:sm90,count=8", "qwen3-32b", "sglang --tp 8 --enable-dp-attention --dp 8", ACCEPTED),
     ("cuda:sm90", "llama-3.1-8b", "sglang --speculative-algorithm EAGLE --speculative-num-steps 3", "planned"),
     ("cuda:sm90", "llama-3.1-8b", "sglang --speculative-algorithm NGRAM", None),
     ("cuda:sm90", "llama-3.1-8b", "sglang --enable-torch-compile --torch-compile-max-bs 8", None),
@@ -93,7 +93,7 @@ LINES = [
     # recipes of RTP-LLM
     ("cuda:sm90", "llama-3.1-8b", "rtp-llm --checkpoint_path {model} --max_seq_len 8192 --reuse_cache 1", None),
     ("cuda:sm90,count=4", "qwen3-32b", "rtp-llm --checkpoint_path {model} --tp_size 4 --concurrency_limit 64", None),
-    ("cuda:sm90,count=8", "qwen3-32b", "rtp-llm --checkpoint_path {model} --tp_size 8 --dp_size 2", "planned"),
+    ("cuda:sm90,count=8", "qwen3-32b", "rtp-llm --checkpoint_path {model} --tp_size 8 --dp_size 2", "too_few_devices"),
     ("rocm:gfx942", "qwen3-4b", "rtp-llm --checkpoint_path {model} --seq_size_per_block 16", None),
     ("cuda:sm80", "llama-3.2-1b", "rtp-llm --checkpoint_path {model} --quantization INT8", None),
     # what is refused late in a launch

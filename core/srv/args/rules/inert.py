@@ -27,6 +27,7 @@ CODE = "inert"
 
 # Values of other arguments with which an argument has an effect, where their defaults make it inert or refuse it.
 _DUMPED = {"debug_tensor_dump_output_folder": Path("dumps"), "disable_graphs": True}
+_TWO_REPLICAS = {"tp_size": 2, "dp_size": 2}
 EFFECTIVE_WITH: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "max_prefill_tokens": {"chunked_prefill_size": -1},
@@ -42,6 +43,9 @@ EFFECTIVE_WITH: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "calculate_kv_scales": {"kv_cache_dtype": "fp8_e4m3"},
         "fp8_gemm_backend": {"quantization": FP8.name},
         "activation_precision": {"torchao_config": INT8WO.name},
+        "enable_dp_attention": _TWO_REPLICAS,
+        "enable_dp_lm_head": {**_TWO_REPLICAS, "enable_dp_attention": True},
+        "ep_size": {"tp_size": 2},
     }
 )
 

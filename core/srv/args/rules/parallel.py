@@ -178,12 +178,6 @@ def _dp_attention_excludes(context: ResolutionContext) -> str | None:
     return None
 
 
-def _dp_lm_head_needs_dp_attention(context: ResolutionContext) -> str | None:
-    if not context["enable_dp_lm_head"] or context["enable_dp_attention"]:
-        return None
-    return "it requires data-parallel attention (enable_dp_attention is false)"
-
-
 DEFAULTS: tuple[Default, ...] = (
     Default(
         "disable_overlap_schedule",
@@ -262,13 +256,6 @@ CONSTRAINTS: tuple[Constraint, ...] = (
             "expert_distribution_recorder_mode",
             "is_embedding",
         ),
-    ),
-    Constraint(
-        "enable_dp_lm_head",
-        "other_missing",
-        _dp_lm_head_needs_dp_attention,
-        "Set enable_dp_attention too, or leave it out.",
-        reads=("enable_dp_attention",),
     ),
 )
 

@@ -157,6 +157,7 @@ TEXT_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
                 "num_attention_heads": 16,
                 "num_key_value_heads": 8,
                 "rms_norm_eps": 1e-05,
+                "attention_bias": False,
             }
         ),
         "granite_docling_text": MappingProxyType(
