@@ -482,8 +482,14 @@ MORE_DEVICES = {TOO_FEW_DEVICES: ",count=8"}
 OF_BACKEND = re.compile(r"accepted with (?P<argument>\w+) (?P<backend>\w+); ")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["npu:a2", "cpu:avx2", "cuda:sm90"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param("npu:a2", marks=pytest.mark.slow),
+        pytest.param("cpu:avx2", marks=pytest.mark.proof(minutes=0.6)),
+        pytest.param("cuda:sm90", marks=pytest.mark.proof),
+    ],
+)
 def test_srv_plan_agrees_with_the_records(
     place: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,11 +26,11 @@ FOLDER = Path(__file__).resolve().parents[3] / "support_matrix" / "published" / 
 TOLERANCE = 0.005
 LEAST = 0.75  # of published parameters, if they count what srv does not load
 ASKED = "unsupported_architecture"  # by a process that asks transformers, for seconds
-FIRST = ("cpu:avx512", "npu:a2")  # the others have the same core, and platforms that differ little from these
+FIRST = "npu:a2"  # the others have the same core
 
 
 def tier(place: str) -> pytest.MarkDecorator:
-    return pytest.mark.slow if place in FIRST else pytest.mark.proof(minutes=0.7)
+    return pytest.mark.slow if place == FIRST else pytest.mark.proof(minutes=0.7)
 
 
 @pytest.fixture(scope="module")

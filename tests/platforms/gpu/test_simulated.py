@@ -29,7 +29,7 @@ def run_on(variant: str, *arguments: str | Path, asynchronous: bool = False, sec
     return run("-m", "not covers", *arguments, seconds=seconds, environment=environment(variant, asynchronous))
 
 
-@pytest.mark.slow
+@pytest.mark.proof(minutes=1.7)
 def test_platform_attention_and_sampling_on_sm90() -> None:
     outcome = run_on("sm90", TESTS, f"--ignore={OFFLOAD}")
     assert outcome.passed, outcome.end
