@@ -20,7 +20,8 @@ from srv.planning.translated import bad_values, launch_verdict
 from srv_matrix.marks import GENERATED, escape, text_of
 from srv_matrix.repository import MatrixError, read_toml
 
-_LATER = re.compile(r"speculative_|disaggregation_")
+_LATER = re.compile(r"(--)?(speculative|disaggregation)[-_]")
+_FEATURES = {"speculative": "drafts of a model", "disaggregation": "separate prefill and decode"}
 _COLUMNS = ("id", "model", "weights", "variant", "cards", "role", "flags")
 
 
@@ -81,6 +82,17 @@ def _recipe(raw: Mapping[str, str]) -> Recipe:
     return Recipe(name, model, weights, variant, int(cards), role, flags)
 
 
+def without_later(flags: str) -> str:
+    """A line without its flags of drafts and of separate servers, and their values."""
+    kept, dropped = list[str](), False
+    for word in shlex.split(flags):
+        if word.startswith("--"):
+            dropped = _LATER.match(word) is not None
+        if not dropped:
+            kept.append(word)
+    return shlex.join(kept)
+
+
 def refused_by(recipes: Recipes, recipe: Recipe) -> Mapping[str, str]:
     """The flags or arguments for which a launch refuses a line, each with its first reason; {} if it is accepted."""
     translation = translate(recipes.dialect, shlex.split(recipe.flags), lambda device: None)
@@ -94,15 +106,19 @@ def refused_by(recipes: Recipes, recipe: Recipe) -> Mapping[str, str]:
 
 def recipes_page(recipes: Recipes) -> str:
     """Which lines are accepted, and what the others are refused by."""
-    refused = {recipe.name: refused_by(recipes, recipe) for recipe in recipes.rows}
-    accepted = sum(not reasons for reasons in refused.values())
+    printed = {recipe.name: refused_by(recipes, recipe) for recipe in recipes.rows}
+    reduced = (recipe._replace(flags=without_later(recipe.flags)) for recipe in recipes.rows)
+    refused = {recipe.name: refused_by(recipes, recipe) for recipe in reduced}
+    accepted = (sum(not reasons for reasons in verdicts.values()) for verdicts in (printed, refused))
     lines = [GENERATED, f"# {recipes.title}: command lines", ""]
-    lines += [f"{len(refused)} lines, one per role of a server: {accepted} are accepted as they are printed."]
-    later = sum(bool(reasons) and all(map(_LATER.match, reasons)) for reasons in refused.values())
-    lines += [f"{later} of the others are refused only for drafts of a model, or for separate prefill and decode."]
+    lines += [
+        f"{len(refused)} lines, one per role of a server: {next(accepted)} are accepted as they are printed, and",
+        f"{next(accepted)} without their flags `--speculative-*` and `--disaggregation-*`, as the tables below judge them.",
+        "",
+    ]
     lines += ["Not asked here: whether a model of that size fits, and how its files are quantized.", ""]
     lines += ["## By argument", "", *_by_argument(refused), ""]
-    lines += ["## By line", "", *_by_line(recipes.rows, refused)]
+    lines += ["## By line", "", *_by_line(recipes.rows, refused, printed)]
     return text_of(lines)
 
 
@@ -114,11 +130,21 @@ def _by_argument(refused: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
         yield f"| `{name}` | {count} | {escape(reasons[name])} |"
 
 
-def _by_line(rows: Sequence[Recipe], refused: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+def _by_line(
+    rows: Sequence[Recipe], refused: Mapping[str, Mapping[str, str]], printed: Mapping[str, Mapping[str, str]]
+) -> Iterator[str]:
     yield from (
-        "| Line | Model | Weights | Device | Cards | Role | Refused for |",
-        "| --- | --- | --- | --- | ---: | --- | --- |",
+        "| Line | Model | Weights | Device | Cards | Role | Refused for | As printed, also for |",
+        "| --- | --- | --- | --- | ---: | --- | --- | --- |",
     )
     for row in rows:
         names = ", ".join(f"`{name}`" for name in refused[row.name]) or "accepted"
-        yield f"| {row.name} | {row.model} | {row.weights} | {row.variant} | {row.cards} | {row.role} | {names} |"
+        further = ", ".join(dict.fromkeys(map(_feature, sorted(printed[row.name].keys() - refused[row.name].keys()))))
+        cells = (row.name, row.model, row.weights, row.variant, row.cards, row.role, names, further or "-")
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
+def _feature(argument: str) -> str:
+    """What an argument belongs to that is left out, or its own name."""
+    later = _LATER.match(argument)
+    return f"`{argument}`" if later is None else _FEATURES[later[2]]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from srv_matrix.recipes import Recipe, Recipes, read_recipes, recipes_page, refused_by
+from srv_matrix.recipes import Recipe, Recipes, read_recipes, recipes_page, refused_by, without_later
 from srv_matrix.repository import MatrixError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,10 +34,23 @@ def test_a_line_is_accepted_or_refused_by_what_a_launch_refuses() -> None:
     assert list(unknown) == ["--no-such-flag"]
 
 
-def test_the_page_counts_lines_that_lack_only_drafts() -> None:
-    drafts, both = "--speculative-algorithm EAGLE3", "--speculative-algorithm EAGLE3 --enable-dp-attention"
-    page = recipes_page(recipes(f"--device npu {drafts}", f"--device npu --tp-size 2 {both}", "--device npu"))
-    assert "1 are accepted as they are printed.\n1 of the others are refused only for drafts" in page
+def test_the_page_judges_lines_without_drafts_and_separate_servers_too() -> None:
+    page = recipes_page(
+        recipes(
+            "--speculative-algorithm EAGLE3 --speculative-num-steps 3 --device npu",
+            "--device npu --disaggregation-mode prefill --tp-size 0",
+            "--device npu",
+        )
+    )
+    assert "1 are accepted as they are printed, and\n2 without their flags" in page
+    assert "| mixed | accepted | drafts of a model |" in page
+    assert "| mixed | `tp_size` | separate prefill and decode |" in page
+    assert "| mixed | accepted | - |" in page
+
+
+def test_flags_are_left_out_with_their_values() -> None:
+    line = "--a 1 2 --speculative-x 3 --b --disaggregation-y z 4 --c 'd e' --speculative-z=5 f"
+    assert without_later(line) == "--a 1 2 --b --c 'd e'"
 
 
 def test_a_line_has_the_devices_of_one_machine() -> None:
@@ -52,10 +65,10 @@ def test_the_page_counts_lines_by_what_refuses_them() -> None:
         recipes("--device npu", "--device npu --tp-size 0", "--device npu --tp-size 0 --no-such-flag 1")
     )
     assert "3 lines, one per role of a server: 1 are accepted" in page
-    assert "0 of the others are refused only for drafts" in page
+    assert "\n1 without their flags" in page
     assert "| `tp_size` | 2 |" in page
-    assert "| line-0 | Any | W8A8 | a2 | 1 | mixed | accepted |" in page
-    assert "| line-2 | Any | W8A8 | a2 | 1 | mixed | `--no-such-flag`, `tp_size` |" in page
+    assert "| line-0 | Any | W8A8 | a2 | 1 | mixed | accepted | - |" in page
+    assert "| line-2 | Any | W8A8 | a2 | 1 | mixed | `--no-such-flag`, `tp_size` | - |" in page
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ CONVERSIONS: Mapping[str, Conversion] = MappingProxyType(
         "step_budget": joint.step_budget,
         "whole_prompts": joint.whole_prompts,
         "scattered_input": joint.scattered_input,
+        "with_partner": joint.with_partner,
         "draft_tokens": joint.draft_tokens,
         "kv_role": joint.kv_role,
         "json_fields": json_fields,

@@ -168,6 +168,14 @@ def scattered_input(setting: ConversionInput) -> Outcome:
     return set_argument(setting, setting.text)
 
 
+def with_partner(setting: ConversionInput) -> Outcome:
+    """A switch that its engine ignores without the partner, another switch."""
+    (partner,) = setting.row.partners
+    if setting.other(partner) == "true":
+        return set_argument(setting, setting.text)
+    return Converted({}, f"it has no effect without {partner}")
+
+
 def draft_tokens(setting: ConversionInput) -> Outcome:
     """Draft tokens per step, as one chain; a draft model generates one of them in each of its own steps.
 

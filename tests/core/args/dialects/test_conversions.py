@@ -237,6 +237,14 @@ def test_scattered_input() -> None:
         assert "has no effect" in dropped.note
 
 
+def test_with_partner() -> None:
+    kept = outcome("with_partner", "true", partners=("--replicated",), others={"--replicated": "true"})
+    assert kept == Converted({"target": "true"})
+    for others in ({}, {"--replicated": "false"}):
+        dropped = outcome("with_partner", "true", partners=("--replicated",), others=others)
+        assert dropped == Converted({}, "it has no effect without --replicated")
+
+
 def test_draft_tokens() -> None:
     by_lookup = outcome("draft_tokens", "3", partners=("method",), others={"method": "ngram"})
     assert isinstance(by_lookup, Converted)
