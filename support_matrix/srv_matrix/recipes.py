@@ -113,7 +113,7 @@ def recipes_page(recipes: Recipes) -> str:
     lines = [GENERATED, f"# {recipes.title}: command lines", ""]
     lines += [
         f"{len(refused)} lines, one per role of a server: {next(accepted)} are accepted as they are printed, and",
-        f"{next(accepted)} without their flags `--speculative-*` and `--disaggregation-*`, as the tables below judge them.",
+        f"{next(accepted)} without their flags `--speculative-*` and `--disaggregation-*`, as the tables judge them.",
         "",
     ]
     lines += ["Not asked here: whether a model of that size fits, and how its files are quantized.", ""]

@@ -143,7 +143,7 @@ def test_a_working_platform_is_examined_from_manifest_to_computation(tmp_path: P
         "refusals",
     }
     assert (mine["platform"], mine["distribution"], mine["version"]) == ("mine", "srv-mine", "3.2.1")
-    assert (mine["available"], mine["usable"], mine["contract"]) == (True, True, "2.0")
+    assert (mine["available"], mine["usable"], mine["contract"]) == (True, True, "2.1")
     assert mine["device"]["versions"] == {"driver": "1.0"}
     names = [entry["name"] for entry in mine["findings"]]
     assert names == ["start", "memory", "computation", "fan", "firmware", "known", "almanac"]

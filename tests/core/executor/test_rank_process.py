@@ -103,15 +103,20 @@ class Engine:
     """The engine's end of the sockets of one rank, whose process runs on a thread."""
 
     def __init__(self, folder: Path, worker: FakeWorker, rank: int = 0) -> None:
-        self._context = zmq.Context()
-        self._out, self._in = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
         to_rank, from_ranks = f"ipc://{folder}/to", f"ipc://{folder}/from"
-        self._out.bind(to_rank)
-        self._in.bind(from_ranks)
         engine: Any = None  # the doubles need no EngineSpec
         spec = RankSpec(
-            engine=engine, group=RankGroup(rank=rank, size=2), to_rank=to_rank, from_ranks=from_ranks, parent=0
+            engine=engine,
+            group=RankGroup(rank=rank, size=2),
+            number=rank,
+            to_rank=to_rank,
+            from_ranks=from_ranks,
+            parent=0,
         )
+        self._context = zmq.Context()
+        self._out, self._in = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
+        self._out.bind(to_rank)
+        self._in.bind(from_ranks)
         self._process = RankProcess(spec)
         self.thread = threading.Thread(target=lambda: self._process.run(lambda *_: worker), daemon=True)
 

@@ -388,6 +388,7 @@ def test_a_rank_whose_engine_ends_while_it_waits_for_the_others_ends_too(llama: 
     spec = RankSpec(
         engine=engine_spec(resolve_launch(user_input(flags_of(llama))), "", ""),
         group=RankGroup(size=2, directory=str(directory.path), timeout_s=600, start_timeout_s=600),
+        number=0,
         to_rank=directory.address("to_rank_0"),
         from_ranks=directory.address("from_ranks"),
         parent=0,

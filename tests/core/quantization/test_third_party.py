@@ -246,7 +246,8 @@ def test_what_its_architecture_says_holds_for_a_quantized_checkpoint(install: In
     assert planned_bytes(quantized) == built(quantized).loaded_bytes()
     parts = divisions(facts, in_blocks=False)
     assert not isinstance(parts, str), parts
-    assert (parts.heads, parts.vocab) == (facts.heads, facts.vocab_size)
+    sizes = {name: size for name, size, *_ in parts.sizes}
+    assert (sizes["attention heads"], sizes["tokens of vocabulary"]) == (facts.heads, facts.vocab_size)
     (quantized / "model.safetensors").unlink()
     assert read_facts(quantized).parameters == derive.parameters(expected)  # without weights
 

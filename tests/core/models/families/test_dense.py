@@ -21,7 +21,7 @@ from srv.models import derive
 from srv.models.blueprint import Attention, walk
 from srv.models.families.trees import native_tree
 from srv.models.read import read_facts
-from srv.models.unsupported import UnsupportedConfig
+from srv.models.unsupported import InvalidConfig, UnsupportedConfig
 
 PAD = {"pad_token_id": 0}
 ROPE = {"rope_type": "default", "rope_theta": 500.0}
@@ -364,7 +364,7 @@ def test_gguf_logits_equal_transformers(
 def test_fields_that_are_not_implemented_are_refused_by_name(name: str, fields: dict[str, Any], named: str) -> None:
     base = {**SIZES, "head_dim": 8}
     native_tree(name, base)
-    with pytest.raises(UnsupportedConfig, match=re.escape(named)):
+    with pytest.raises((InvalidConfig, UnsupportedConfig), match=re.escape(named)):
         native_tree(name, {**base, **fields})
 
 
