@@ -95,7 +95,6 @@ ERNIE_MOE = {**PAD, **HEADS, "moe_num_experts": COUNT, "moe_k": 3, "moe_intermed
 GRANITE_MOE = {**GRANITE, **PAD, **HEADS, "num_local_experts": COUNT, "num_experts_per_tok": 3}
 EXAONE_MOE = {**PAD, "head_dim": 64, "num_experts": COUNT, "moe_intermediate_size": 32, "sliding_window": 9}
 HUNYUAN_MOE = {**PAD, "head_dim": 64, "num_experts": COUNT, "moe_topk": 3}
-GROK = {"head_dim": 64, "moe_intermediate_size": 32, "num_local_experts": COUNT}
 BAILING = {"head_dim": 64, "moe_intermediate_size": 32}
 AFMOE = {**PAD, **MIXED, "sliding_window": 9, "global_attn_every_n_layers": 2, "mup_enabled": True}
 DBRX = {
@@ -222,7 +221,6 @@ MIXTURES = {
     "MiMoV2FlashForCausalLM": Model("mimo_v2_flash", {**MIMO, "moe_intermediate_size": 32}, COUNT),
     "BailingMoeForCausalLM": Model("bailing_moe", BAILING, COUNT),
     "BailingMoeV2ForCausalLM": Model("bailing_moe_v2", BAILING, COUNT),
-    "Grok1ForCausalLM": Model("git", GROK, COUNT),
     "XverseForCausalLM": Model("xverse", {**HEADS, "intermediate_size": 32}),
     "OlmoeForCausalLM": Model("olmoe", {**PAD, **HEADS, "num_experts": COUNT, "clip_qkv": 2.0}, COUNT),
     "MiniMaxM2ForCausalLM": Model("minimax_m2", MINIMAX_M2, COUNT),

@@ -55,7 +55,9 @@ FIELDS_OF_GGUF: dict[str, dict[str, Any]] = {
 
 # Without native layers: through transformers.
 GENERIC = Model("vaultgemma", {**PAD, "head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 5})
-CHECKPOINTS = {**MODELS, "any other decoder": GENERIC}
+# With few formats and few platforms: its attention caps scores that grow with the position.
+GROK = Model("git", {"head_dim": 64, "moe_intermediate_size": 32, "num_local_experts": 8}, 8)
+CHECKPOINTS = {**MODELS, "any other decoder": GENERIC, "Grok1ForCausalLM": GROK}
 FAST = ("LlamaForCausalLM", "Qwen3MoeForCausalLM")
 # Attention is on torch's operators: with ALiBi, and with values of another size than keys.
 ON_TORCH = ("BloomForCausalLM", "MptForCausalLM", "MiMoV2FlashForCausalLM")
