@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import TypeVar
@@ -85,10 +86,17 @@ def engine_spec(context: LaunchContext, to_engine: str, from_engine: str) -> Eng
 
 
 def encode(spec: msgspec.Struct) -> bytes:
-    """An EngineSpec, or a struct that holds one, as JSON."""
-    return msgspec.json.encode(spec, enc_hook=lambda value: dict(value) if isinstance(value, Mapping) else str(value))
+    """An EngineSpec, or a struct that holds one, as JSON with Infinity and NaN, which configurations of models have."""
+    plain = msgspec.to_builtins(
+        spec, str_keys=True, enc_hook=lambda value: dict(value) if isinstance(value, Mapping) else str(value)
+    )
+    return json.dumps(plain).encode()
 
 
 def decode(data: bytes, kind: type[Spec]) -> Spec:
     """The inverse of `encode` for structs of this type. Raises msgspec.ValidationError for any other data."""
-    return msgspec.json.decode(data, type=kind, dec_hook=lambda path, text: path(text))
+    try:
+        plain = json.loads(data)
+    except ValueError as error:
+        raise msgspec.ValidationError(f"it is not JSON: {error}") from error
+    return msgspec.convert(plain, kind, str_keys=True, dec_hook=lambda path, text: path(text))

@@ -184,3 +184,11 @@ def test_config_round_trip_through_json(page: int, name: str, fraction_: float, 
     config = make_config({**values, "chat_template": Path(template) if template else None})
     assert decode(encode(Held(config)), Held).config == config
     assert decode(encode(Held(config._replace(extras={"a": 1}))), Held).config.extras == {"a": 1}
+
+
+def test_infinity_reaches_the_engine() -> None:
+    """As in `time_step_limit` of published configurations with state-space layers."""
+    config = make_config({})._replace(extras={"limit": [0.0, float("inf")]})
+    assert decode(encode(Held(config)), Held).config.extras == {"limit": [0.0, float("inf")]}
+    with pytest.raises(msgspec.ValidationError, match="not JSON"):
+        decode(b"{", Held)

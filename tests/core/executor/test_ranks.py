@@ -253,7 +253,8 @@ def compare_two_ranks(name: str, tmp_path: Path) -> None:
             params: Any = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
             if not made.context.model.generates:
                 params = PoolingParams(pooling=Pooling.LAST)
-            results = made.generate([RequestSpec(str(i), each, params) for i, each in enumerate(prompts)])
+            requests = [RequestSpec(id=str(i), tokens=each, params=params) for i, each in enumerate(prompts)]
+            results = made.generate(requests)
             found.append([(each.error, each.tokens, each.vectors) for each in results])
             memory.append(made.executor.measure()[0].weight_bytes)
             assert made.context.kernels.differences(made.ready.kernels) == {}
