@@ -101,8 +101,8 @@ test: env
 test-all: env triton
 	$(PYTEST) --tier slow --dist loadfile --times=$(TIMES)-test-all.jsonl $(FOLDERS)
 
-# The long proofs; the next call goes on with those that have not passed. SLICE=3/20 runs a twentieth, SLICE=commit/20 the one
-# that the hash of HEAD names.
+# The long proofs; the next call goes on with those that have not passed. SLICE=3/20 runs a twentieth, SLICE=commit/20
+# the one that the hash of HEAD names.
 proof: env triton clients
 	$(PYTEST) --tier proof --dist loadgroup --times=$(TIMES)-proof.jsonl --passed=$(PROOF) \
 	    $(if $(SLICE),--slice=$(SLICE)) $(FOLDERS)

@@ -109,17 +109,21 @@ def recipes_page(recipes: Recipes) -> str:
     printed = {recipe.name: refused_by(recipes, recipe) for recipe in recipes.rows}
     reduced = (recipe._replace(flags=without_later(recipe.flags)) for recipe in recipes.rows)
     refused = {recipe.name: refused_by(recipes, recipe) for recipe in reduced}
-    accepted = (sum(not reasons for reasons in verdicts.values()) for verdicts in (printed, refused))
+    as_printed, accepted = _accepted(printed), _accepted(refused)
     lines = [GENERATED, f"# {recipes.title}: command lines", ""]
     lines += [
-        f"{len(refused)} lines, one per role of a server: {next(accepted)} are accepted as they are printed, and",
-        f"{next(accepted)} without their flags `--speculative-*` and `--disaggregation-*`, as the tables judge them.",
+        f"{len(refused)} lines, one per role of a server: {as_printed} are accepted as they are printed, and",
+        f"{accepted} without their flags `--speculative-*` and `--disaggregation-*`, as the tables judge them.",
         "",
     ]
     lines += ["Not asked here: whether a model of that size fits, and how its files are quantized.", ""]
     lines += ["## By argument", "", *_by_argument(refused), ""]
     lines += ["## By line", "", *_by_line(recipes.rows, refused, printed)]
     return text_of(lines)
+
+
+def _accepted(refused: Mapping[str, Mapping[str, str]]) -> int:
+    return sum(not reasons for reasons in refused.values())
 
 
 def _by_argument(refused: Mapping[str, Mapping[str, str]]) -> Iterator[str]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import shlex
 
 from srv.args.dialects import translate
-from srv_matrix.recipes import Recipe, Recipes
+from srv_matrix.recipes import Recipe, Recipes, without_later
 
 RANKS = 4
-_LEFT_OUT = ("--speculative-", "--disaggregation-")
 _DIVIDED = (
     *("--tp-size", "--dp-size", "--ep-size", "--attn-cp-size", "--cuda-graph-bs", "--cuda-graph-max-bs"),
     *("--max-running-requests", "--chunked-prefill-size", "--max-prefill-tokens"),
@@ -27,9 +26,8 @@ def scaled(recipes: Recipes, recipe: Recipe) -> list[str]:
     """The command line in the flags of srv; RuntimeError for one that cannot be translated."""
     factor = -(-ranks_of(recipe) // RANKS)
     words: list[str] = []
-    for flag, values in _flags(recipe):
-        if not flag.startswith(_LEFT_OUT):
-            words += [flag, *(_divided(value, factor) if flag in _DIVIDED else value for value in values)]
+    for flag, values in _flags(recipe._replace(flags=without_later(recipe.flags))):
+        words += [flag, *(_divided(value, factor) if flag in _DIVIDED else value for value in values)]
     translation = translate(recipes.dialect, words)
     if translation.rejections:
         raise RuntimeError(f"{recipe.name}: {translation.rejections[0].reason}")

@@ -487,7 +487,7 @@ OF_BACKEND = re.compile(r"accepted with (?P<argument>\w+) (?P<backend>\w+); ")
     [
         pytest.param("npu:a2", marks=pytest.mark.slow),
         pytest.param("cpu:avx2", marks=pytest.mark.proof(minutes=0.6)),
-        pytest.param("cuda:sm90", marks=pytest.mark.proof),
+        pytest.param("cuda:sm90", marks=pytest.mark.proof(minutes=1)),
     ],
 )
 def test_srv_plan_agrees_with_the_records(

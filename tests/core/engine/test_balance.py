@@ -12,17 +12,7 @@ from srv.io.messages import Output
 from srv.types import FinishReason, RequestSpec, SamplingParams
 from srv_matrix.pytest_plugin import covers
 
-METHODS = (
-    *(
-        "round_robin",
-        "decode_round_robin",
-        "total_requests",
-        "shortest_queue",
-        "total_tokens",
-        "minimum_tokens",
-        "auto",
-    ),
-)
+COUNTING = ("round_robin", "decode_round_robin", "total_requests", "shortest_queue", "total_tokens", "minimum_tokens")
 PARAMS = SamplingParams(max_tokens=4)
 
 
@@ -34,17 +24,18 @@ def places(balance: Balance, prompts: Sequence[Sequence[int]]) -> list[int]:
     return [balance.place(request(str(number), prompt)) for number, prompt in enumerate(prompts)]
 
 
-@covers(*(f"load_balance_method={method}" for method in METHODS), platform="cpu")
-@every("method", METHODS)
+@every("method", [*COUNTING, "auto"])
 def test_idle_replicas_get_equal_requests_one_after_the_other(method: str) -> None:
     balance = Balance(method, 3, prefix_cache=False)
     assert places(balance, [[number] * 5 for number in range(6)]) == [0, 1, 2] * 2
 
 
+@covers(*(f"load_balance_method={method}" for method in COUNTING), platform="cpu")
 @every(
     ("method", "expected"),
     [
         ("round_robin", [0, 1, 0, 1]),
+        ("decode_round_robin", [0, 1, 0, 1]),
         ("shortest_queue", [0, 1, 1, 0]),
         ("total_requests", [0, 1, 1, 0]),
         ("minimum_tokens", [0, 1, 1, 1]),
@@ -69,6 +60,7 @@ def test_ends_and_outputs_are_counted() -> None:
     assert [(load.requests, load.tokens) for load in balance._loads] == [(0, 0)] * 2
 
 
+@covers("load_balance_method=auto", platform="cpu")
 def test_prompts_go_where_their_prefix_is_cached() -> None:
     balance, system = Balance("auto", 4, prefix_cache=True), [9] * 200
     first = balance.place(request("first", [*system, 1]))

@@ -233,7 +233,7 @@ def test_greedy_tokens_of_weights_in_another_order(kind: str, form: str, tmp_pat
     assert part < whole * 0.75
 
 
-@pytest.mark.proof(minutes=1.3)
+@pytest.mark.proof(minutes=0.6)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_class_on_two_ranks(part: int, tmp_path: Path) -> None:
     """Greedy tokens of random weights, or vectors, are those of one rank."""
